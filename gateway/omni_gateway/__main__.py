@@ -14,7 +14,7 @@ from omni_gateway.http_server.app import Running
 from omni_gateway.http_server.server import ListenOptions, serve
 from omni_gateway.settings import GatewaySettings, GatewaySettingsError, load_settings
 from omni_proto.runtime.logs import LineFormatter, configure_logging
-from omni_proto.runtime.process import M_MMAP_THRESHOLD, set_malloc_options
+from omni_proto.runtime.process import M_MMAP_THRESHOLD, prefer_event_loop, set_malloc_options
 
 LARGE_BYTES: Final = 1 << 20
 """Larger buffers, such as a request's body, are mapped separately, and returned to the system when they are freed. By
@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "pipelines of a cluster have their aliases in spec.aliases.models"
         )
     set_malloc_options({M_MMAP_THRESHOLD: LARGE_BYTES})
+    prefer_event_loop()
     listen = ListenOptions(options.host, options.port, options.tls_dir, options.address_file)
     found: Pipelines = StaticPipelines(pipelines)
     running: list[Running] = []

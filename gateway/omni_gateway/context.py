@@ -59,6 +59,10 @@ class Share:
         self._budget = budget
         self._held = 0
         self._released = False
+        self.counted = 0
+        """Bytes that were added, whether they are still held or not."""
+        self.paid = 0
+        """Bytes whose cost was taken in advance; see guard/refusals.py."""
 
     def add(self, size: int) -> None:
         """Count further bytes; call it before they are kept.
@@ -75,6 +79,7 @@ class Share:
             if size > self._budget.left or self._released:
                 raise UnavailableError("Too many large requests at once; try again.", retry_after_s=1)
             self._held += size
+            self.counted += size
             self._budget.left -= size
 
     @property

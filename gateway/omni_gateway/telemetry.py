@@ -73,6 +73,11 @@ class GatewayMetrics:
         self.refused = Counter(
             "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
         )
+        self.held_refusals = Counter(
+            "omni_gateway_held_refusals",
+            "Refusals that were delayed, because their client was refused often.",
+            registry=self.registry,
+        )
         self.broken = Counter(
             "omni_gateway_broken_answers",
             "Streamed answers that a stage's error ended after status 200, by code.",

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.runtime.logs import adopt_logger
+from omni_proto.runtime.process import prefer_event_loop
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.compile_cache import open_compile_cache
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
 
 _log = logging.getLogger("omni_stage")
-SWITCH_S: Final = 0.0005
-"""Seconds for which a thread that prepares a request may keep the interpreter lock while the event loop waits for the
-lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and thus every token of
-the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +83,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     from omni_stage.service.server.stage_server import run_stage
 
     tune_malloc()
-    sys.setswitchinterval(SWITCH_S)
+    prefer_event_loop()
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

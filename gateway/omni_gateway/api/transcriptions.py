@@ -57,7 +57,7 @@ from omni_proto.client import (
     TranscriptDelta,
     audio_part,
 )
-from omni_proto.media_headers import FORMATS, read_header
+from omni_proto.media_headers import describe_wrong, read_header
 from omni_proto.media_headers.audio import AudioHeader
 from omni_proto.media_headers.container import MediaHeaderError
 
@@ -199,7 +199,7 @@ def build_arguments(
     try:
         audio = audio_part(form.file)
     except ArgumentError as error:
-        raise InvalidMediaError(f"file is not {FORMATS['audio']}.", param="file") from error
+        raise InvalidMediaError(f"file {describe_wrong(form.file, 'audio')}.", param="file") from error
     language, prompt = task.language, form.prompt or ""
     timed = facts.times_words and form.response_format in (*_TIMED, "verbose_json")
     arguments: GenerateArguments = {

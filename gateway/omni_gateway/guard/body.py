@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from omni_gateway.context import Share
 from omni_gateway.errors import ClientDisconnectedError, InvalidRequestError, TooLargeError, UnavailableError
+from omni_gateway.guard.refusals import LARGE_BYTES, Refusals
 from omni_proto.runtime.limits import PeerTable
 
 STALLED_S: Final = 1.0
@@ -41,8 +42,9 @@ class BodyReader:
     """Reads bodies. Those that have not arrived have slots of their own, so they do not take those of requests that
     are served."""
 
-    def __init__(self, max_bytes: int, max_seconds: float, slots: int) -> None:
+    def __init__(self, max_bytes: int, max_seconds: float, slots: int, refusals: Refusals) -> None:
         """slots: maximum number of bodies on their way. If there are more, the holder of the most loses its oldest."""
+        self._refusals = refusals
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
         self._slots = slots
@@ -56,9 +58,10 @@ class BodyReader:
         InvalidRequestError if the body takes too long, UnavailableError if memory is short or the body gave way to
         others, and ClientDisconnectedError if the client disconnects.
         """
-        if length is not None and length.isdecimal() and int(length) > self._max_bytes:
+        said = int(length) if length is not None and length.isdecimal() else 0
+        if said > self._max_bytes:
             raise self._too_large()
-        body = bytearray()
+        body, paid = bytearray(), False
         deadline = asyncio.timeout(self._max_seconds)
         mine = _Arriving(share, deadline)
         try:
@@ -75,10 +78,13 @@ class BodyReader:
                     self._count(holder, mine, len(piece))
                     body += piece
                     more = message.get("more_body", False)
+                    if more and not paid and len(body) > LARGE_BYTES:
+                        # Meanwhile nothing more of this connection is received.
+                        share.paid, paid = await self._refusals.pay(holder, max(said, len(body))), True
         except TimeoutError as error:
             if mine.is_dropped:
-                said = "The body had not arrived when its place was needed for others; send it faster, or try again."
-                raise UnavailableError(said, retry_after_s=1, headers=_CLOSE) from error
+                why = "The body had not arrived when its place was needed for others; send it faster, or try again."
+                raise UnavailableError(why, retry_after_s=1, headers=_CLOSE) from error
             raise InvalidRequestError(
                 f"The body did not arrive within {self._max_seconds:g} s.", code="body_timeout", headers=_CLOSE
             ) from error

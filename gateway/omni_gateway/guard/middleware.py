@@ -4,6 +4,7 @@
 2. `_admit`: places are left, the key is valid, its limits are not used up
 3. `_pass`: the body arrives in time, in one piece, and fits the memory
 4. Recorder: the metrics, the span and the log line of the end
+5. Refusals: the answer to a client that is refused again and again waits
 
 An error of any step is answered in OpenAI's shape.
 """
@@ -26,6 +27,7 @@ from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.client_secrets import ClientSecrets, SecretGrant
 from omni_gateway.guard.keys import KeyLimiter, KeyRing
 from omni_gateway.guard.record import PROBES, Recorder
+from omni_gateway.guard.refusals import Refusals
 from omni_gateway.guard.reply import CUT, Reply
 from omni_gateway.guard.sessions import REALTIME, SessionPlaces, answer_handshake, check_origin, presented_key
 from omni_gateway.rights import ApiKey
@@ -58,7 +60,10 @@ class Guard:
         self._client_secrets = ClientSecrets(keys, time.time)
         self._limiter = KeyLimiter(replicas)
         most = gateway.settings.max_requests
-        self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds, slots=most)
+        self._refusals = Refusals()
+        self._bodies = BodyReader(
+            gateway.settings.max_body_bytes, gateway.settings.body_seconds, slots=most, refusals=self._refusals
+        )
         self.budget = Budget(gateway.settings.max_held_bytes)
         self._running = 0
         """Requests whose body has arrived."""
@@ -108,9 +113,28 @@ class Guard:
         except GatewayError as error:
             await reply.refuse(error)
         finally:
-            call.body_share.release()
-            call.media_share.release()
-            self._recorder.record(scope, call, reply.status or DISCONNECTED_STATUS)
+            reply.status = reply.status or DISCONNECTED_STATUS
+            self._end(scope, call, reply)
+        await self._send_refusal(scope, call, reply)
+
+    def _end(self, scope: Scope, call: Call, reply: Reply) -> None:
+        """Release what a request held, and record it."""
+        self._refusals.refund(call.holder, call.body_share.paid)
+        call.body_share.release()
+        call.media_share.release()
+        self._recorder.record(scope, call, reply.status)
+
+    async def _send_refusal(self, scope: Scope, call: Call, reply: Reply) -> None:
+        """Send the answer of a request that was refused: later, if the client is refused often."""
+        if reply.is_refusal and scope["path"] not in PROBES:
+            wait_s = self._charge(call)
+            if wait_s:
+                self._gateway.metrics.held_refusals.inc()
+                await self._refusals.hold(call.holder, wait_s)
+        await reply.send_kept()
+
+    def _charge(self, call: Call) -> float:
+        return self._refusals.charge(call.holder, call.body_share.counted + call.media_share.counted)
 
     def _enter_response(self, scope: Scope, key: ApiKey | None) -> tuple[Callable[[float], None], Mapping[str, str]]:
         """Count a response of a session; see Ration.enter."""
@@ -138,6 +162,8 @@ class Guard:
             finally:
                 reply.end()
         except ClientDisconnectedError:
+            if not reply.started:
+                self._charge(call)  # it cost as much as a refused one
             reply.status = DISCONNECTED_STATUS
             self._gateway.metrics.left.inc()
         except GatewayError as error:
@@ -149,10 +175,9 @@ class Guard:
             await reply.refuse(InternalError("The gateway failed; its log has the reason, with this request's id."))
             del error
         finally:
-            call.body_share.release()
-            call.media_share.release()
             self._gateway.metrics.inflight.dec()
-            self._recorder.record(scope, call, reply.status)
+            self._end(scope, call, reply)
+        await self._send_refusal(scope, call, reply)
 
     def _begin(self, scope: Scope, headers: Headers) -> Call:
         given = trace_context(headers.get("traceparent"))
@@ -194,8 +219,7 @@ class Guard:
             encoding = headers.get("content-encoding", "").strip()
             if encoding.lower() not in ("", "identity"):
                 raise EncodingError(encoding)
-            holder = call.key or call.address
-            body = await self._bodies.read(receive, headers.get("content-length"), call.body_share, holder)
+            body = await self._bodies.read(receive, headers.get("content-length"), call.body_share, call.holder)
             self._make_room(scope)
             receive = _Replay(body, receive)
         self._running += 1

@@ -30,18 +30,29 @@ Later = Callable[[float, Callable[[], None]], Any]
 """Calls a function after a number of seconds."""
 
 
-def find_route(scope: Scope) -> str:
-    """Returns the path of a request's route, such as /v1/models/{model:path}; empty if it has none.
+class RouteNames:
+    """The paths of an app's routes, such as /v1/models/{model:path}."""
 
-    Also for a request that the guard refused before the app looked for its route.
-    """
-    if "route" in scope or "app" not in scope:
-        return str(getattr(scope.get("route"), "path", ""))
-    for wanted in (Match.FULL, Match.PARTIAL):  # PARTIAL: the path of a route, with another method
-        for route in scope["app"].routes:
-            if route.matches(scope)[0] is wanted:
-                return str(getattr(route, "path", ""))
-    return ""
+    def __init__(self) -> None:
+        self._plain: frozenset[str] | None = None
+        """The routes without parameters. Trying each route costs more than all else in a refusal."""
+
+    def find(self, scope: Scope) -> str:
+        """Returns the path of a request's route; empty if it has none. Also for a request that the guard refused before
+        the app looked for its route."""
+        if "route" in scope or "app" not in scope:
+            return str(getattr(scope.get("route"), "path", ""))
+        routes = scope["app"].routes
+        if self._plain is None:
+            self._plain = frozenset(path for route in routes if "{" not in (path := str(getattr(route, "path", "{"))))
+        if scope["path"] in self._plain:
+            return str(scope["path"])
+        for route in routes:
+            path = str(getattr(route, "path", ""))
+            # PARTIAL: the path of a route, with another method
+            if path not in self._plain and route.matches(scope)[0] is not Match.NONE:
+                return path
+        return ""
 
 
 def _call_later(seconds: float, function: Callable[[], None]) -> None:
@@ -79,10 +90,11 @@ class Recorder:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._refused_keys = RefusedKeys()
+        self._routes = RouteNames()
 
     def record(self, scope: Scope, call: Call, status: int) -> None:
         """Record a request that has ended, in the metrics, its span and, unless it is a probe, the log."""
-        found = find_route(scope)
+        found = self._routes.find(scope)
         route = found or "other"
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(status)).inc()

@@ -20,6 +20,8 @@ IGNORED_HEADER: Final = "x-omnipipeline-ignored"
 """Header of an answer: the paths of the request's fields that were ignored, with commas between them."""
 CUT: Final = "omnipipeline.cut"
 """ASGI extension: a function that closes the connection immediately."""
+REFUSED: Final = range(400, 499)
+"""Statuses of answers that wait if the client is refused often: those that say that the request is at fault."""
 SWITCHED_STATUS: Final = 101
 """Status of a session that was let in."""
 _MAX_NAMES: Final = 32
@@ -41,6 +43,8 @@ class Reply:
         """When the piece began to be sent that is being sent."""
         self._call = call
         self._gateway = gateway
+        self._kept: list[Message] = []
+        """A refusal, which is sent once all that the request held is released."""
         self.status = 0
         self.headers: dict[str, str] = {}
         """Further headers of the answer."""
@@ -65,11 +69,30 @@ class Reply:
             if self._gateway.draining:
                 headers["connection"] = "close"
             message = {**message, "headers": headers.raw}
+            if self.status in REFUSED:
+                self._kept = [message]
+                return
         elif message["type"].startswith("websocket."):
             await self._send_to_session(message)
             return
+        elif self._kept:
+            self._kept.append(message)
+            return
         elif not message.get("more_body", False):
             self.end()
+        await self._pass_on(message)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the answer refuses the request. It is kept until `send_kept`."""
+        return bool(self._kept)
+
+    async def send_kept(self) -> None:
+        """Send the refusal that was kept, if there is one."""
+        for message in self._kept:
+            await (self._send if message["type"].startswith("websocket.") else self._pass_on)(message)
+
+    async def _pass_on(self, message: Message) -> None:
         holder, self.since = self._call.key or self._call.address, time.monotonic()
         self._sending.add(holder, self)
         try:
@@ -82,7 +105,11 @@ class Reply:
         if message["type"] in ("websocket.accept", "websocket.http.response.start"):
             self.status = message.get("status", SWITCHED_STATUS)
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self._call.id.encode())]}
-        await self._send(message)
+            self._kept = [message] if self.status in REFUSED else []
+        elif self._kept:
+            self._kept.append(message)
+        if not self._kept:
+            await self._send(message)
 
     @property
     def is_stalled(self) -> bool:

@@ -7,7 +7,8 @@ another user (request smuggling). uvicorn (0.54) reads on in the first two cases
 
 BoundedHttp: uvicorn waits for a header without a time limit, and buffers it without a size limit. Here a connection
 without a request has a deadline and a limit in bytes, and the number of such connections is limited. A connection with
-a request is never closed in favour of another one; the guard limits such requests.
+a request that has begun is never closed in favour of another one; the guard limits such requests. Requests begin in
+turn; see turns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
+from omni_gateway.guard.record import PROBES
 from omni_gateway.guard.reply import CUT
+from omni_gateway.http_server.turns import Turns, Waiting
 from omni_gateway.http_server.websockets import is_handshake
 from omni_proto.runtime.connections import ConnectionTable
 
@@ -259,11 +262,13 @@ class BoundedHttp(StrictHttp):
         *args: Any,
         bounds: ConnectionBounds,
         table: ConnectionTable[BoundedHttp],
+        turns: Turns,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, header_bytes=bounds.header_bytes, header_lines=bounds.header_lines, **kwargs)
         self._bounds = bounds
         self._table = table
+        self._turns = turns
         self._peer = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
@@ -299,6 +304,19 @@ class BoundedHttp(StrictHttp):
         else:
             self._end = HeaderTooLargeError(f"The header is larger than {self._bounds.header_bytes} bytes, the limit.")
             self._finish()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Begin a request in its turn; a probe at once."""
+        start = super()._start_asgi_task
+        if cycle.scope["path"] in PROBES:
+            start(cycle, app)
+            return
+
+        def begin() -> None:
+            if not cycle.disconnected:
+                start(cycle, app)
+
+        self._turns.enter(self._peer, Waiting(begin, self.cut))
 
     def on_headers_complete(self) -> None:
         """Stop the deadline if a request begins."""
@@ -364,4 +382,4 @@ def bounded_http(bounds: ConnectionBounds | None = None) -> type[asyncio.Protoco
     bounds = bounds or ConnectionBounds()
     table: ConnectionTable[BoundedHttp] = ConnectionTable(bounds.waiting, bounds.waiting)
     # Not a class, but uvicorn only calls it.
-    return partial(BoundedHttp, bounds=bounds, table=table)  # type: ignore[return-value]
+    return partial(BoundedHttp, bounds=bounds, table=table, turns=Turns())  # type: ignore[return-value]

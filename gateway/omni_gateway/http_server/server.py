@@ -34,6 +34,10 @@ from omni_proto.runtime.connections import explain_taken, open_listener
 log = logging.getLogger(__name__)
 CHECK_S: Final = 5.0
 BACKLOG: Final = 2048
+ACCEPTED: Final = 16
+"""Connections that are accepted in one turn of the event loop. libuv accepts one for each listening descriptor. With a
+single one, a probe would wait for as many turns as connections came before it, in each of which requests do their work.
+"""
 BOUNDS: Final = ConnectionBounds()
 UNSENT_BYTES: Final = 64 << 10
 """Maximum unsent bytes that the kernel buffers for a slow reader. The event loop's transport buffers about as many."""
@@ -137,7 +141,10 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then log the address and write it to the address file."""
-        await super().startup([self._open_listener()] if sockets is None else sockets)
+        if sockets is None:
+            listener = self._open_listener()
+            sockets = [listener, *(listener.dup() for _ in range(ACCEPTED - 1))]
+        await super().startup(sockets)
         if not self.started:
             return
         if self._certificate is not None and self.config.ssl is not None:

@@ -13,7 +13,7 @@ from omni_gateway.media.fetch import fetch_media
 from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart, url_of
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
-from omni_proto.media_headers import FORMATS
+from omni_proto.media_headers import describe_wrong
 
 IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/jpg", "image/pjpeg", "image/x-png")
 """Registered and common names, here and below. Programs also take a file's suffix for its type. Only the bytes decide
@@ -27,6 +27,8 @@ AUDIO_TYPES: Final = (
     *("audio/mpeg", "audio/mp3", "audio/mpeg3", "audio/x-mp3", "audio/x-mpeg", "audio/ogg", "audio/opus", "audio/oga"),
     *("audio/vorbis", "audio/mp4", "audio/m4a", "audio/x-m4a", "audio/aac", "audio/aacp", "audio/x-aac"),
     *("audio/webm", "audio/x-matroska", "audio/matroska", "application/ogg", *VIDEO_TYPES),
+    *("audio/aiff", "audio/x-aiff", "audio/aif", "audio/basic", "audio/au", "audio/x-au", "audio/x-caf", "audio/caf"),
+    *("audio/amr", "audio/amr-wb", "audio/3gpp", "video/3gpp", "audio/3gpp2"),
 )
 """Recorders of browsers and phones name audio in MP4 or WebM video."""
 UNTYPED: Final = ("", "application/octet-stream", "binary/octet-stream")
@@ -166,7 +168,7 @@ async def _image(part: ImagePart, path: str, settings: MediaSettings, hold: Hold
     try:
         return image_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not {FORMATS['image']}.", param=param) from error
+        raise InvalidMediaError(f"{param} {describe_wrong(data, 'image')}.", param=param) from error
 
 
 async def _video(part: VideoPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
@@ -174,7 +176,7 @@ async def _video(part: VideoPart, path: str, settings: MediaSettings, hold: Hold
     try:
         return video_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not {FORMATS['video']}.", param=param) from error
+        raise InvalidMediaError(f"{param} {describe_wrong(data, 'video')}.", param=param) from error
 
 
 async def _read_url(
@@ -218,4 +220,4 @@ def _as_audio(data: bytes, param: str) -> MediaPart:
     try:
         return audio_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not {FORMATS['audio']}.", param=param) from error
+        raise InvalidMediaError(f"{param} {describe_wrong(data, 'audio')}.", param=param) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from omni_proto.brief import Brief
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
-from omni_proto.media_headers import FORMATS, Kind, sniff
+from omni_proto.media_headers import Kind, describe_wrong, sniff
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk, TensorHeader
 from omni_proto.tensors import (
@@ -207,5 +207,5 @@ def _read(source: bytes | str | Path) -> bytes:
 def _expect(data: bytes, kind: Kind) -> str:
     found = sniff(data, kind)
     if found is None:
-        raise ArgumentError(f"{kind} must be {FORMATS[kind]}; the file begins like another format")
+        raise ArgumentError(f"the {kind} {describe_wrong(data, kind)}")
     return found

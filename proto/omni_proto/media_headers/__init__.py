@@ -8,17 +8,19 @@ skipped in C. Standard library only.
 from __future__ import annotations
 
 import struct
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from omni_proto.media_headers.audio import AudioHeader, read_audio_header, sniff_audio
 from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.media_headers.image import ImageHeader, read_image_header, sniff_image
+from omni_proto.media_headers.others import name_other
 from omni_proto.media_headers.video import VideoHeader, read_video_header, sniff_video
 
 Kind = Literal["image", "audio", "video"]
-FORMATS = {
+FORMATS: Final[Mapping[Kind, str]] = {
     "image": "PNG, JPEG, WebP or GIF",
-    "audio": "WAV, FLAC, MP3, AAC, Ogg (Opus, Vorbis), WebM or M4A",
+    "audio": "WAV, FLAC, MP3, AAC, Ogg (Opus, Vorbis), WebM, M4A, AIFF, AU, CAF or AMR",
     "video": "MP4, QuickTime, WebM or Matroska",
 }
 """The formats of each kind, for messages."""
@@ -35,12 +37,22 @@ def sniff(data: bytes | bytearray | memoryview, kind: Kind) -> str | None:
     return sniff_audio(view) if kind == "audio" else sniff_video(view)
 
 
+def describe_wrong(data: bytes | bytearray | memoryview, kind: Kind) -> str:
+    """Returns what is wrong with a file that `sniff` does not take for this kind, to follow its name in a message."""
+    view = memoryview(data)
+    if not view:
+        return "is empty"
+    others = (sniff(view, other) for other in FORMATS if other != kind)
+    found = name_other(bytes(view[:256])) or next((name for name in others if name), "")
+    return f"is not {FORMATS[kind]}" + (f": it is {found}; convert it" if found else "")
+
+
 def read_header(data: bytes | bytearray | memoryview, kind: Kind) -> ImageHeader | AudioHeader | VideoHeader:
     """Returns the header of a complete file. Raises MediaHeaderError, whose message quotes no content."""
     media_type = sniff(data, kind)
     view = memoryview(data)
     if media_type is None:
-        raise MediaHeaderError(f"the bytes are not {FORMATS[kind]}")
+        raise MediaHeaderError(f"the {kind} {describe_wrong(view, kind)}")
     try:
         if kind == "video":
             return read_video_header(view)

@@ -28,6 +28,17 @@ _PACKED_WAVE_FORMATS: Final = dict(
     )
 )
 _WAVE_EXTENSIBLE: Final = 0xFFFE
+_PLAIN: Final = {
+    "audio/aiff": re.compile(rb"FORM....AIF[FC]", re.DOTALL),
+    "audio/amr": re.compile(rb"#!AMR"),
+    "audio/basic": re.compile(rb"\.snd"),
+    "audio/x-caf": re.compile(rb"caff"),
+    "audio/x-nist": re.compile(rb"NIST_1A"),
+    "audio/x-rifx": re.compile(rb"RIFX....WAVE", re.DOTALL),
+    "audio/x-voc": re.compile(rb"Creative Voice File\x1a"),
+    "audio/x-w64": re.compile(rb"riff\x2e\x91\xcf\x11"),
+}
+"""The beginning of each format whose stated length is not read."""
 _CONTAINERS: Final = {
     "video/mp4": "audio/mp4",
     "video/quicktime": "audio/mp4",
@@ -58,7 +69,7 @@ class AudioHeader:
     """What an audio file states of itself."""
 
     media_type: str
-    """audio/wav, flac, ogg, mpeg, aac, mp4, webm or x-matroska."""
+    """audio/wav, flac, ogg, mpeg, aac, mp4, webm, x-matroska, or one of _PLAIN."""
     rate_hz: int = 0
     """0 if only the decoder finds it."""
     channels: int = 0
@@ -88,6 +99,9 @@ def sniff_audio(view: memoryview) -> str | None:
         return "audio/flac"
     if head[:4] == b"OggS":
         return "audio/ogg"
+    for kind, beginning in _PLAIN.items():
+        if beginning.match(head):
+            return kind
     if found := _CONTAINERS.get(sniff_video(head) or ""):
         return found
     return "audio/flac" if _JOINTS["audio/flac"].search(view[:_SEARCHED]) else begins_mpeg(view)

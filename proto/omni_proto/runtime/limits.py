@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -99,3 +100,25 @@ class TokenBucket:
     def wait_s(self, amount: float, per_second: float) -> float:
         """Returns the seconds until that amount is available; 0 if it is now."""
         return max(0.0, (amount - self.level) / per_second)
+
+
+class BucketTable:
+    """A token bucket for each client. When there are too many, the one that was used least recently is dropped."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def refilled(self, client: Hashable, per_second: float, capacity: float, now: float) -> TokenBucket:
+        """Returns a client's bucket, refilled until now; that of a new client is full."""
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            bucket = self._buckets[client] = TokenBucket(capacity, now)
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(client)
+        bucket.refill(per_second, capacity, now)
+        return bucket

@@ -59,6 +59,17 @@ class ParentDeathSignal:
             os._exit(1)
 
 
+SWITCH_S: Final = 0.0005
+"""Seconds for which another thread may keep the interpreter lock while the event loop waits for the lock. Python's
+default of 5 ms would delay every wake-up of the loop while such a thread works, and thus every token of all requests.
+"""
+
+
+def prefer_event_loop() -> None:
+    """Set SWITCH_S. Call it in a process whose threads work beside an event loop."""
+    sys.setswitchinterval(SWITCH_S)
+
+
 M_TRIM_THRESHOLD: Final = -1
 M_TOP_PAD: Final = -2
 M_MMAP_THRESHOLD: Final = -3

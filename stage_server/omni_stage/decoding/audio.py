@@ -31,6 +31,14 @@ DEMUXERS: Final = {
     "audio/mp4": "mp4",
     "audio/webm": "webm",
     "audio/x-matroska": "matroska",
+    "audio/aiff": "aiff",
+    "audio/basic": "au",
+    "audio/x-caf": "caf",
+    "audio/amr": "amr",
+    "audio/x-nist": "nistsphere",
+    "audio/x-rifx": "wav",
+    "audio/x-voc": "voc",
+    "audio/x-w64": "w64",
 }
 """FFmpeg's demuxer for each media type. Naming the demuxer keeps FFmpeg from guessing the format from the content."""
 CODECS: Final = frozenset(
@@ -39,6 +47,7 @@ CODECS: Final = frozenset(
         *("pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_mulaw"),
         *("pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be"),
         *("mp1", "mp1float", "mp2", "mp2float", "adpcm_ms", "adpcm_ima_wav", "gsm_ms", "g722", "g726"),
+        *("adpcm_ima_qt", "amrnb", "amrwb", "gsm"),
     }
 )
 """FFmpeg's names of the decoders that may run."""

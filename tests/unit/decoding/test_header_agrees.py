@@ -44,6 +44,7 @@ def test_every_picture_has_the_size_of_its_header(form: tuple[str, str], width: 
 
 
 FORMS = (*COMPRESSED, ("wav", "pcm_s16le"), ("wav", "pcm_f32le"), ("flac", "flac"))
+PLAIN = (("aiff", "pcm_s16be"), ("aiff", "pcm_f32be"), ("au", "pcm_s16be"), ("caf", "pcm_s16le"), ("caf", "alac"))
 
 
 @CHECKED
@@ -57,6 +58,13 @@ def test_all_audio_has_the_length_of_its_header(form: tuple[str, str], rate: int
     assert expected - 0.05 * joined <= heard <= expected + 0.4 * joined
     if header.seconds:
         assert header.seconds == pytest.approx(heard, abs=0.4 * joined)
+
+
+@pytest.mark.parametrize("form", PLAIN, ids="-".join)
+@pytest.mark.parametrize("rate", [8_000, 44_100])
+def test_formats_of_other_systems_are_heard(form: tuple[str, str], rate: int) -> None:
+    header, heard = hear(encode_audio(*form, np.zeros(rate * 2, np.float32), rate))
+    assert (header.seconds, heard) == (0.0, pytest.approx(2.0, abs=0.06))
 
 
 def hear(data: bytes) -> tuple[AudioHeader, float]:

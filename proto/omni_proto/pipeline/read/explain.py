@@ -11,8 +11,10 @@ from typing import Any, Final
 import jsonschema
 from pydantic.alias_generators import to_camel
 
+from omni_proto.pipeline.components import built_in_components
 from omni_proto.pipeline.problems import FieldPath
 from omni_proto.pipeline.types.forms import FORMS
+from omni_proto.stage_config import COMPONENT_PATTERN
 
 _TYPE_WORDS: Final = {
     "string": "text",
@@ -118,7 +120,14 @@ def _wrong_type(expected: str | list[str], value: Any) -> str:
 
 def _wrong_pattern(pattern: str, value: Any) -> str:
     words = FORMS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
-    return f"must be {words}, found {_show(value)}"
+    near = _component_near(value) if words == FORMS[COMPONENT_PATTERN] else ""
+    return f"must be {words}, found {_show(value)}" + (f"; did you mean {near}?" if near else "")
+
+
+def _component_near(value: str) -> str:
+    """Returns the built-in component that was probably meant; empty if none is near."""
+    meant = re.sub(r"[^a-z0-9/]+", "_", value[:256].lower())
+    return next(iter(difflib.get_close_matches(meant, list(built_in_components()), n=1)), "")
 
 
 def _not_a_choice(choices: list[Any], value: Any) -> str:

@@ -14,6 +14,7 @@ A client that holds half of a limit may not take the last eighth of it while oth
 requests do not lock out the others. A client that is alone may use everything. In the engine's queue, a request stands
 as if it had arrived later by a second for each request that its client holds: so a caller with one request passes most
 of a caller's fifty, each client's own requests keep their order, and none waits for later ones for more than that time.
+The engine leaves an eighth of its places to others in the same way (vllm_adapter/scheduling/last_places.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, Final, TypeVar
 
 from omni_proto.runtime.limits import USERS, Client, PeerTable
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
+from omni_stage.vllm_adapter.scheduling.last_places import FOR_OTHERS, LARGE_SHARE, LATE_S, OTHERS_S
 from omni_stage.vllm_adapter.scheduling.sessions import YIELDING_SHARE
 
 MIN_START_SLOTS = 8
@@ -46,15 +48,6 @@ PLANNING_THREADS: Final = 2
 MEDIA_SHARE = 0.75
 """Share of the stage's bytes that media may fill; the rest stays free for text."""
 RETRY_AFTER_S = 1.0
-LARGE_SHARE: Final = 0.5
-"""A client that holds this share of a limit, or more, leaves FOR_OTHERS of it free."""
-FOR_OTHERS: Final = 0.125
-"""Share of a limit that is for clients that hold less, while there are any."""
-LATE_S: Final = 1.0
-"""Seconds by which a request is later in the engine's queue, for each request that its client holds."""
-OTHERS_S: Final = 60.0
-"""Seconds after its last call for which a client counts."""
-
 _T = TypeVar("_T")
 
 

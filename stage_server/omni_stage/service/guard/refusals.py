@@ -9,17 +9,16 @@ Only refusals wait. The client's other calls, and those of other clients with th
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 import grpc
 import prometheus_client
 
-from omni_proto.runtime.limits import USERS, Client, TokenBucket
+from omni_proto.runtime.limits import USERS, BucketTable, Client
+from omni_proto.runtime.waits import Waits
 from omni_proto.stage_config import Limits
 from omni_stage.errors import PrepareTimeoutError
 
@@ -59,7 +58,7 @@ class RefusalBuckets:
         """clock: monotonic seconds."""
         self._per_second = per_second
         self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str | None], TokenBucket] = OrderedDict()
+        self._buckets = BucketTable(CLIENTS)
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -75,15 +74,7 @@ class RefusalBuckets:
         return not client.user or self._take((client.address, None), self._per_second * USERS)
 
     def _take(self, key: tuple[str, str | None], per_second: float) -> bool:
-        now, burst = self._clock(), per_second * BURST_S
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(burst, now)
-            if len(self._buckets) > CLIENTS:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
-        bucket.refill(per_second, burst, now)
-        return bucket.take()
+        return self._buckets.refilled(key, per_second, per_second * BURST_S, self._clock()).take()
 
 
 class HeldRefusals:
@@ -103,12 +94,11 @@ class HeldRefusals:
         self._max_wait_s = MAX_WAIT_S if wait_s is None else wait_s
         self._count = count
         self._jitter = jitter
-        self._held: Counter[Client] = Counter()
-        self._over = asyncio.Event()
+        self._waits = Waits(HELD_IN_ALL, HELD_PER_CLIENT)
 
     def __len__(self) -> int:
         """Returns how many refusals wait."""
-        return self._held.total()
+        return len(self._waits)
 
     def charge(self, client: Client, code: grpc.StatusCode, reason: str, seconds: float) -> float:
         """Count a call that ended after `seconds`. Returns for how many seconds its status should wait, mostly 0."""
@@ -129,21 +119,11 @@ class HeldRefusals:
         """
         if remaining_s is not None:
             wait_s = min(wait_s, remaining_s - SPARE_S)
-        full = len(self) >= HELD_IN_ALL or self._held[client] >= HELD_PER_CLIENT
-        if wait_s <= 0 or full or self._over.is_set():
+        if wait_s <= 0 or not self._waits.takes(client):
             return
-        self._held[client] += 1
         self._count.inc()
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._over.wait()
-        except TimeoutError:
-            return
-        finally:
-            self._held[client] -= 1
-            if not self._held[client]:
-                del self._held[client]
+        await self._waits.hold(client, wait_s)
 
     def end(self) -> None:
         """Answer all held refusals now and hold no further ones: the stage shuts down."""
-        self._over.set()
+        self._waits.end()

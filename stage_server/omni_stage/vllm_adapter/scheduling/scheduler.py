@@ -1,8 +1,9 @@
-"""OmniScheduler: vLLM's scheduler, which calls four hooks around each step.
+"""OmniScheduler: vLLM's scheduler, which calls five hooks around each step.
 
 - Payloads (payloads.py): new requests that carry a payload get it decoded.
 - PlaybackOrder (playback_order.py), where a component says how fast its tokens are played: the request whose audio runs
   out first goes first, and a prompt waits if it would delay the first audio of earlier requests too long.
+- LastPlaces (last_places.py): a client with many requests leaves places for others.
 - MediaTurns (media_turns.py): media are encoded in turns with the tokens of other requests.
 - CachedPrefixes (cached_prefixes.py), in a stage whose rows another stage reads and that caches prefixes.
 - EarlyEnds (below): requests that cannot continue end with the cause for their clients. Among them are those whose form
@@ -15,6 +16,7 @@ Private interfaces of vLLM 0.32, which has no public scheduler interface:
   `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
 - `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
   may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in list order.
+- `Scheduler.max_num_active_reqs`: how many requests may run.
 - `Scheduler.make_stats` counts requests that wait for their next part (`num_waiting_for_streaming_input`) as deferred.
 - A step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
   anything is allocated. A request for which it returns False keeps its place.
@@ -49,6 +51,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_stage.payloads.keys import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.scheduling.cached_prefixes import CachedPrefixes
+from omni_stage.vllm_adapter.scheduling.last_places import LastPlaces
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep, MediaTurns
 from omni_stage.vllm_adapter.scheduling.payloads import Payloads
 from omni_stage.vllm_adapter.scheduling.playback import Pace
@@ -106,6 +109,7 @@ class OmniSchedulerMixin:
     running: list[Request]
     waiting: RequestQueue
     num_waiting_for_streaming_input: int
+    max_num_active_reqs: int
     max_num_encoder_input_tokens: int
     encoder_cache_manager: EncoderCacheManager
     structured_output_manager: StructuredOutputManager
@@ -124,6 +128,7 @@ class OmniSchedulerMixin:
         pace = Pace.from_additional_config(config)
         self._payloads = Payloads(config)
         self._playback = None if pace is None else PlaybackOrder(pace)
+        self._last_places = LastPlaces(self.max_num_active_reqs)
         self._media = MediaTurns(MediaShare.from_additional_config(config))
         self._early_ends = EarlyEnds()
         self._prefixes = self._make_prefixes()
@@ -133,6 +138,8 @@ class OmniSchedulerMixin:
         """Queue a request, or the next part of one, as vLLM does."""
         late_s = _late_s(request)
         request.arrival_time += late_s
+        if request.request_id not in self.requests:
+            self._last_places.add(request.request_id, late_s, self.clock())
         if self._playback is not None:
             self._playback.add(request, self.clock() + late_s)
         super().add_request(request)  # type: ignore[misc]
@@ -214,6 +221,9 @@ class OmniSchedulerMixin:
         """Returns whether a waiting request may join this step. If it may not, it keeps its place in the queue."""
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
+        running = len(self.running) + self.num_waiting_for_streaming_input
+        if not self._last_places.admits(request.request_id, running, self.clock()):
+            return False
         return self._playback is None or self._playback.admits(request, self.running)
 
     def _try_schedule_encoder_inputs(
@@ -273,6 +283,7 @@ class OmniSchedulerMixin:
             self._prefixes.ended(request)
         if self._playback is not None:
             self._playback.remove(request.request_id)
+        self._last_places.remove(request.request_id)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 

@@ -24,6 +24,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, Str
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
 from omni_stage.forms.trial import Form, compile_form
+from omni_stage.forms.trial_pool import TRIALS
 from omni_stage.process.background import yield_cores
 
 STEP_S: Final = 0.25
@@ -31,6 +32,8 @@ STEP_S: Final = 0.25
 ALLOWANCE_S: Final = 1.0
 PER_TOKEN_S: Final = 0.01
 """CPU seconds that one form may take in all: an allowance, and so many for each token."""
+_COMPILING: Final = threading.BoundedSemaphore(TRIALS)
+"""Bounds the memory of compiling: each form stayed within forms/worker.py's WORK_BYTES when it was tried."""
 _LOOK_S: Final = 0.02
 """Interval at which a step looks whether a form takes too long."""
 
@@ -114,7 +117,8 @@ class MeteredBackend(XgrammarBackend):
         """Returns the compiled form. Runs on a thread that only compiles. Raises WrongFormError."""
         # Compiling may take seconds, and the engine's steps have priority.
         yield_cores(threading.get_native_id())
-        context = compile_form(self.compiler, Form(request_type.name.lower(), grammar_spec))
+        with _COMPILING:
+            context = compile_form(self.compiler, Form(request_type.name.lower(), grammar_spec))
         return MeteredGrammar(
             matcher=xgr.GrammarMatcher(
                 context,

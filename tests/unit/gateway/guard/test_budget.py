@@ -19,6 +19,7 @@ from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import TooLargeError, UnavailableError
 from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.middleware import Guard
+from omni_gateway.guard.refusals import Refusals
 from omni_gateway.openai.chat_messages import Body
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
@@ -66,7 +67,9 @@ async def read(pieces: Sequence[bytes], budget: Budget) -> Share:
         return messages.pop(0)
 
     share = Share(budget)
-    assert await BodyReader(1 << 20, 60, slots=8).read(receive, None, share, "a") == b"".join(pieces)
+    assert await BodyReader(1 << 20, 60, slots=8, refusals=Refusals()).read(receive, None, share, "a") == b"".join(
+        pieces
+    )
     return share
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from omni_gateway.context import Budget, Gateway, Share
 from omni_gateway.entries.connections import Entries
@@ -18,47 +16,17 @@ from omni_gateway.errors import UnavailableError
 from omni_gateway.guard import body as guard_body, reply as guard_reply
 from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.middleware import Guard
+from omni_gateway.guard.refusals import Refusals
 from omni_gateway.http_server.app import create_app
-from omni_gateway.http_server.connections import bounded_http
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
+from support.peers.sockets import send, serve, status_of
 from support.processes.polling import PATIENCE_S, until
 
 HALF = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
 )
 WHOLE = HALF[:-1].replace(b"100", b"2") + b"{}"
-
-
-@contextlib.asynccontextmanager
-async def serve(app: ASGIApp) -> AsyncIterator[int]:
-    """Yields the port of a server of an app."""
-    config = uvicorn.Config(app, port=0, http=bounded_http(), ws="none", log_config=None, lifespan="off")
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    running = asyncio.create_task(server.serve())
-    try:
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.005)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await running
-
-
-async def send(port: int, data: bytes, peer: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(peer, 0))
-    writer.write(data)
-    await writer.drain()
-    return reader, writer
-
-
-async def status_of(port: int, data: bytes, peer: str = "127.0.0.1") -> bytes:
-    reader, writer = await send(port, data, peer)
-    line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
-    writer.close()
-    return line.split()[1]
 
 
 async def test_incomplete_bodies_do_not_use_request_slots() -> None:
@@ -102,7 +70,7 @@ async def whole(*pieces: bytes) -> Message:
 @pytest.mark.parametrize("stalled_s", [0.0, 3600.0], ids=["they stall", "they have more"])
 async def test_large_incomplete_bodies_release_their_memory(monkeypatch: pytest.MonkeyPatch, stalled_s: float) -> None:
     monkeypatch.setattr(guard_body, "STALLED_S", stalled_s)
-    bodies, budget = BodyReader(1000, 60, slots=8), Budget(1000)
+    bodies, budget = BodyReader(1000, 60, slots=8, refusals=Refusals()), Budget(1000)
     tasks = []
     for _ in range(4):
         receive, taken = reader_of(b"x" * 240)
@@ -122,7 +90,7 @@ async def test_large_incomplete_bodies_release_their_memory(monkeypatch: pytest.
 
 
 async def test_an_arriving_body_is_not_dropped_for_an_equally_large_holder() -> None:
-    bodies, budget = BodyReader(1000, 60, slots=8), Budget(1000)
+    bodies, budget = BodyReader(1000, 60, slots=8, refusals=Refusals()), Budget(1000)
     receive, taken = reader_of(b"x" * 600)
     first = asyncio.create_task(bodies.read(receive, None, Share(budget), "one"))
     await taken.wait()

@@ -77,6 +77,39 @@ def test_a_caller_with_one_request_passes_most_of_a_caller_with_many(
 
 
 @BOTH
+@pytest.mark.parametrize(("other_calls", "running"), [(False, 8), (True, 7)])
+def test_a_client_with_many_long_answers_leaves_a_place_while_others_call(
+    scheduler_class, make_scheduler, ar_request, run_step, other_calls, running
+):
+    """All places would be taken for minutes, because answers that run are not interrupted."""
+    scheduler = make_scheduler(scheduler_class, max_num_seqs=8, kv_blocks=400)
+
+    def add(name, late_s=0.0):
+        request = ar_request(name, max_tokens=20)
+        request.sampling_params.extra_args = {OMNI_LATE_KEY: late_s} if late_s else None
+        scheduler.add_request(request)
+
+    def step():
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, run_step(scheduler, output))
+
+    add("many-0")
+    add("many-1", 1.0)
+    if other_calls:
+        add("one")
+        step()
+        scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
+    for number in range(2, 20):
+        add(f"many-{number}", float(number))
+    step()
+    assert len(scheduler.running) == running
+    add("two")
+    step()
+    assert len(scheduler.running) == 8
+    assert (scheduler.requests["two"].status == RequestStatus.RUNNING) is other_calls
+
+
+@BOTH
 def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_scheduler, ar_request, run_step):
     """Two requests fill the KV cache. When one needs another block, the less urgent one is preempted."""
     scheduler = make_scheduler(scheduler_class, kv_blocks=5)
