@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.harness.interleave import quantile
 from benchmarks.harness.report import Row
@@ -19,18 +19,38 @@ from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
 SHARE: Final = 0.95
 """Share of answers whose first audio is in time, and of those without a gap."""
-WINDOW_S: Final = 30.0
-"""Requests arrive during this time. Of these, the first quarter does not count: the pipeline fills up."""
+WINDOW_S: Final = 20.0
+"""Requests arrive during this time. The first quarter of them does not count: the pipeline fills up."""
 SPEECH_S: Final = 5.0
+PIPELINE: Final = tuple(STAGES)
 LAYOUTS: Final[Mapping[str, Sequence[Collection[str]]]] = {
-    "a GPU a stage": [(stage,) for stage in STAGES],
-    "a pipeline a GPU": [STAGES] * 3,
-    "decoder alone on two": [("thinker", "talker"), ("decoder",), ("decoder",)],
-    "thinker and talker alone, a decoder everywhere": [("thinker", "decoder"), ("talker", "decoder"), ("decoder",)],
+    "by stage: 1 + 1 + 1": [(stage,) for stage in STAGES],
+    "3 whole pipelines": [PIPELINE] * 3,
+    "mixed: 2 decoders": [("thinker", "talker"), ("decoder",), ("decoder",)],
+    "mixed: 3 decoders, 2 of them share": [("thinker", "decoder"), ("talker", "decoder"), ("decoder",)],
+    "by stage: 1 + 1 + 4": [("thinker",), ("talker",), *[("decoder",)] * 4],
+    "6 whole pipelines": [PIPELINE] * 6,
+    "mixed: 5 decoders": [("thinker", "talker"), *[("decoder",)] * 5],
 }
-"""The stages on each of three GPUs."""
-CASES: Final = {"qwen2.5-omni-7b-h100": 0.4, "qwen3-omni-30b-a3b-h200": 0.15}
-"""Table -> first audio that is promised, in seconds: about twice that of a request alone, or more."""
+"""The stages on each GPU."""
+
+
+class Objective(NamedTuple):
+    """What listeners are promised."""
+
+    first_audio_s: float
+    gap_s: float
+    """A shorter gap counts as none: a player that waits so long before it begins hides it."""
+
+    def __str__(self) -> str:
+        return f"{self.first_audio_s * 1000:.0f} ms, gaps {self.gap_s * 1000:.0f} ms"
+
+
+CASES: Final[Mapping[str, tuple[Objective, Objective]]] = {
+    "qwen2.5-omni-7b-h100": (Objective(0.4, AUDIBLE_S), Objective(1.0, 0.25)),
+    "qwen3-omni-30b-a3b-h200": (Objective(0.1, AUDIBLE_S), Objective(0.3, 0.25)),
+}
+"""Table -> a strict objective, and one for a player that waits a quarter of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +72,13 @@ def gpus_of(pods: Mapping[str, int]) -> list[tuple[str]]:
     return [(stage,) for stage in STAGES for _ in range(pods[stage])]
 
 
-def hear(table: Table, work: Work, gpus: Sequence[Collection[str]], seconds: float = WINDOW_S) -> Heard:
+def hear(
+    table: Table,
+    work: Work,
+    gpus: Sequence[Collection[str]],
+    seconds: float = WINDOW_S,
+    gap_s: float = AUDIBLE_S,
+) -> Heard:
     """Returns what listeners hear if requests arrive at random times for so many seconds."""
     starts = arrivals(work.rate, seconds, seed=2)
     # Nobody reads the rows, and they take most of the time to make.
@@ -67,38 +93,43 @@ def hear(table: Table, work: Work, gpus: Sequence[Collection[str]], seconds: flo
         gpus=gpus,
     )
     counted = outcomes[len(outcomes) // 4 :]
-    return Heard(quantile([one.first_audio for one in counted], SHARE), continuity(counted, AUDIBLE_S))
+    return Heard(quantile([one.first_audio for one in counted], SHARE), continuity(counted, gap_s))
 
 
-def find_rate(table: Table, gpus: Sequence[Collection[str]], first_audio_s: float) -> float:
-    """Returns the highest rate that keeps the promise, in requests a second, within 4 %."""
+def find_rate(table: Table, gpus: Sequence[Collection[str]], objective: Objective) -> float:
+    """Returns the highest rate that keeps an objective, in requests a second, within 5 %."""
 
     def keeps(rate: float) -> bool:
-        return hear(table, Work(rate, SPEECH_S, 50), gpus).keeps(first_audio_s)
+        heard = hear(table, Work(rate, SPEECH_S, 50), gpus, gap_s=objective.gap_s)
+        return heard.keeps(objective.first_audio_s)
 
     low, high = 0.0, 1.0
     while keeps(high):
         low, high = high, 2 * high
-    while high - low > 0.04 * high:
+    while high - low > 0.05 * high and high > 0.1:
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
 
 
 def compare() -> list[Row]:
-    """Returns the highest rate of each layout, and first audio of a request alone."""
+    """Returns first audio of a request alone, and the highest rates, of each table and layout."""
     rows: list[Row] = []
-    for name, promised in CASES.items():
+    for name, (strict, lenient) in CASES.items():
         table = read_table(BUILT_IN / name)
         for layout, gpus in LAYOUTS.items():
-            alone = hear(table, Work(0.1, SPEECH_S, 50), gpus)
+            if len(gpus) > 3 and table.decoder.most_frames is not None:
+                continue  # one decoder is enough there
             rows.append(
                 {
                     "table": name,
-                    "three GPUs": layout,
-                    "promised ms": round(promised * 1000),
-                    "first audio alone ms": round(alone.first_audio_s * 1000),
-                    "most requests/s": round(find_rate(table, gpus, promised), 2),
+                    "GPUs": len(gpus),
+                    "stages on GPUs": layout,
+                    "first audio alone ms": round(hear(table, Work(0.1, SPEECH_S, 50), gpus).first_audio_s * 1000),
+                    "strict": str(strict),
+                    "requests/s, strict": round(find_rate(table, gpus, strict), 2),
+                    "lenient": str(lenient),
+                    "requests/s, lenient": round(find_rate(table, gpus, lenient), 2),
                 }
             )
             print(rows[-1], flush=True)

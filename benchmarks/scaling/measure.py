@@ -1,4 +1,5 @@
-"""Runs the operator's decision over days of traffic in virtual time, beside an oracle (day.py, traffic.py).
+"""Runs the operator's decision over days of traffic in virtual time, beside an oracle (day.py, traffic.py), and
+compares ways to divide GPUs among stages (equal_gpus.py).
 
 Nothing here depends on the machine: the same code gives the same figures everywhere.
 """
@@ -12,9 +13,11 @@ from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.scaling.day import DayResult, run_day
+from benchmarks.scaling.equal_gpus import compare
 from benchmarks.scaling.traffic import DAY_S, RateAt, day_rate, drawn_day, recorded_hours, replay
 
 TABLE: Final = "a day of traffic"
+EQUAL: Final = "the same GPUs, divided differently"
 DESIGNED: Final = "designed"
 SEEDS: Final = (101, 102, 103)
 """Days that nobody tuned the decision for."""
@@ -45,7 +48,7 @@ def measure(options: Options) -> Report:
         Ratio("designed day, reversals within 10 minutes", day.most_reversals, at_most=1, goal=True, tolerance=0.5),
     ]
     notes = ["The oracle knows the rate of every second and needs no time to start a pod. benchmarks/scaling has both."]
-    return Report({TABLE: rows}, ratios, notes)
+    return Report({TABLE: rows, EQUAL: compare()}, ratios, notes)
 
 
 def draw(result: Row, path: Path) -> None:

@@ -277,32 +277,46 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Draw it again after each change, until Ctrl-C.")
     ] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Show what the pods cost and did since they started, by stage.")
+    ] = False,
     kubeconfig: Kubeconfig = None,
     output: OutputFormat = None,
 ) -> None:
     """Draw a pipeline in a cluster: its conditions, and its stages as a graph with readiness and reasons.
 
-    With -o, prints the resource instead, with its status.
+    With -o, prints the resource instead, with its status. With --cost, reads the metrics of the pods, through the API
+    server.
 
     \b
     Examples:
       omnipipe status qwen25-omni -n models
       omnipipe status qwen25-omni -o json
       omnipipe status qwen25-omni --watch
+      omnipipe status qwen25-omni --cost
     """
     from rich.console import Console
 
     from omni_cli.cluster.access import ClusterError, connect
+    from omni_cli.commands import cost as costs
     from omni_cli.commands.status import show_status
+    from omni_cli.commands.top import TopError
 
-    if watch and output is not None:
-        raise typer.BadParameter("the resource is printed once; leave --watch or --output out", param_hint="--watch")
+    if watch and (cost or output is not None):
+        raise typer.BadParameter("it is printed once; leave --watch, or --output and --cost, out", param_hint="--watch")
     try:
+        if cost:
+            found = costs.read_costs(connect(kubeconfig, namespace), name)
+            if output is None:
+                Console(highlight=False).print(costs.draw(found))
+            else:
+                print_as(output, costs.to_json(found))
+            return
         if output is not None:
             print_as(output, connect(kubeconfig, namespace).pipeline(name))
             return
         show_status(name, kubeconfig, namespace, watch, Console(highlight=False))
-    except ClusterError as error:
+    except (ClusterError, TopError) as error:
         raise fail(str(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
