@@ -63,7 +63,7 @@ from omni_stage.vllm_adapter.core.interface import EngineCore
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
 from omni_stage.vllm_adapter.structured.params import read_params
 from omni_stage.vllm_adapter.wiring import select
-from omni_stage.vllm_adapter.wiring.names import LAYERS_ONLY_EAGER, PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)
 _COUNT_EVERY_S = 15.0
@@ -84,8 +84,8 @@ class VllmStageEngine:
         self._model = load_model_config(Path(args.hf_config_path or config.model.path))
         self._args = args.for_checkpoint(self._model)
         _check_default_sampling(config, component)
-        self._core_type = InprocEngineCore if in_process else AsyncEngineCore
-        self._core: EngineCore = self._core_type(self._create_vllm_config)
+        core_type = InprocEngineCore if in_process else AsyncEngineCore
+        self._core: EngineCore = core_type(self._create_vllm_config)
         self.compiled_check_failed = False
         """Whether the start-up check turned compiled code and CUDA graphs off."""
         self.kernels_compiled = 0
@@ -161,11 +161,9 @@ class VllmStageEngine:
         await self._core.start()
         clock.end("load")
         if not self.component.facts.kind.is_one_shot:
-            difference = await self._core.compare_with_eager()
+            if difference := await self._core.compare_with_eager():
+                await self._serve_eager(difference)
             clock.end("compiled_check")
-            if difference:
-                await self._restart_eager(difference)
-                clock.end("load_again")
             await self._core.warm_steps()
             clock.end("warm_steps")
         core = self._core
@@ -206,24 +204,15 @@ class VllmStageEngine:
             except EngineDeadStageError:
                 return
 
-    async def _restart_eager(self, difference: str) -> None:
-        """Load the model again, as if the user had set enforceEager: slower, but its outputs are correct."""
+    async def _serve_eager(self, difference: str) -> None:
+        """Continue with the code that the configured one was compared with: slower, but its outputs are correct."""
         _log.error(
             "compiled code or CUDA graphs do not compute what the model's own code computes on this machine: %s; "
             "the stage serves without them, as with engineArgs.enforceEager",
             difference,
         )
         self.compiled_check_failed = True
-        await self._core.shutdown()
-        # Eager steps spend their time on launches: asynchronous scheduling would only delay each output by a step.
-        self._args = replace(
-            self._args,
-            enforce_eager=True,
-            async_scheduling=False,
-            additional_config={**self._args.additional_config, LAYERS_ONLY_EAGER: True},
-        )
-        self._core = self._core_type(self._create_vllm_config)
-        await self._core.start()
+        await self._core.serve_eager()
 
     def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Returns the steps of one request. Closing the generator aborts the request in the engine.

@@ -19,6 +19,7 @@ import pytest
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, StageStep, UserPrompt
+from omni_stage.vllm_adapter.core.interface import STEPS_IN_FLIGHT
 from support.engines.one_stage import configure, running
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.polling import PATIENCE_S
@@ -147,6 +148,9 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
             source=UserPrompt(text="Hello"),
             sampling=SamplingDefaults(temperature=0.0, max_tokens=500, ignore_eos=True),
         )
+        await engine._core.serve_eager()
+        in_flight = await engine._core._engine.engine_core.call_utility_async("__getattribute__", STEPS_IN_FLIGHT)
+        assert in_flight == 1
         await check_preparing_is_no_work(engine, replace(request, request_id="prepared"))
         steps = engine.generate(request)
         await anext(steps)

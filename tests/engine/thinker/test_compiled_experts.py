@@ -15,6 +15,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
+from omni_stage.vllm_adapter.ar.warm_steps import run_steps
 from support.engines.omni_stages import OmniStages, run_omni_stages
 
 pytestmark = pytest.mark.engine
@@ -89,3 +90,10 @@ async def test_rounding_that_changes_experts_is_no_difference(
         with monkeypatch.context() as patch:
             patch.setattr(runner.expert_choices, "recorded", another)
             assert await check() != ""
+        model = runner.get_model()
+        graphed, choices = model._graphed, runner.expert_choices
+        choices.forget()
+        await core_of(stages).serve_eager()
+        run_steps(runner, [1, 17])
+        assert model._graphed is graphed, "the predictor's own graphs are compared when they are captured"
+        assert choices.recorded(1) is None, "nothing records experts any more"

@@ -6,7 +6,9 @@ compiles no C++, which would take minutes. vLLM chooses that backend if VLLM_CPU
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from omni_proto.stage_config import SamplingDefaults
+from omni_stage.exchange import StructuredText
 from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 from omni_stage.vllm_adapter.ar.warm_steps import run_steps
+from support.engines.async_on_cpu import stage_scheduling
 from support.engines.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
 from support.engines.one_stage import collect, configure, running, token_ids
 from support.engines.toy_models import register_toy_models, use_architecture
@@ -116,29 +121,67 @@ async def test_steps_without_requests_change_no_answer(stages: OmniStages) -> No
     assert graphs() == 2
 
 
-async def answer(engine: Any, text: str) -> list[int]:
-    sampling = SamplingDefaults(temperature=0.0, max_tokens=12, ignore_eos=True)
-    request = StageRequest(request_id=f"ask {text}", source=UserPrompt(text=text), sampling=sampling)
+async def answer(engine: Any, text: str, form: StructuredText | None = None) -> list[int]:
+    sampling = SamplingDefaults(temperature=0.0, max_tokens=12, ignore_eos=form is None)
+    request = StageRequest(f"ask {text} {form}", UserPrompt(text=text, structured=form), sampling)
     return token_ids(await collect(engine, request))
+
+
+def note_events(runner: Any, scheduler: Any) -> list[str]:
+    """Returns a list that grows by an entry when a step is launched, and when its outputs are read."""
+    events: list[str] = []
+    execute, update = runner.execute_model, scheduler.update_from_output
+
+    def launch(output: Any, *args: Any, **kwargs: Any) -> Any:
+        if output.total_num_scheduled_tokens:
+            events.append("launch")
+        return execute(output, *args, **kwargs)
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        events.append("read")
+        return update(*args, **kwargs)
+
+    runner.execute_model, scheduler.update_from_output = launch, read
+    return events
 
 
 # This test is last: engines of one process share vLLM's process groups, and an engine that shuts down destroys them.
 
 
 async def test_a_model_that_compiles_to_something_else_is_served_eager(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is the same model: loaded once, with the graphs that it captured for itself."""
     register_toy_models()
     right = write_tiny_text_checkpoint(tmp_path / "right", seed=3)
     wrong = use_architecture(write_tiny_text_checkpoint(tmp_path / "wrong", seed=3), "ToyMiscompiled")
-    answers = []
+    loaded: list[Any] = []
+    load = OmniARRunnerMixin.load_model
+
+    def note(runner: Any, *args: Any, **kwargs: Any) -> None:
+        loaded.append(runner)
+        load(runner, *args, **kwargs)
+
+    monkeypatch.setattr(OmniARRunnerMixin, "load_model", note)
+    answers, form = [], StructuredText(regex="(Rome|Oslo)")
     for checkpoint, fails in ((right, False), (wrong, True)):
         # The right model runs eager, as the reference for the wrong one.
         args = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_memory_mib": 8, "enforce_eager": not fails}
-        async with running(configure("generic/llm", checkpoint, **args)) as engine:
-            assert engine.compiled_check_failed is fails
-            if fails:
-                assert not engine._args.async_scheduling
-            assert ("hidden states differ" in caplog.text) is fails
-            answers.append(await answer(engine, "one two three"))
+        kind = "asynchronous" if fails else "synchronous"
+        with stage_scheduling(kind):
+            async with running(configure("generic/llm", checkpoint, **args)) as engine:
+                assert engine.compiled_check_failed is fails
+                assert ("hidden states differ" in caplog.text) is fails
+                core = engine._core.llm.engine_core.engine_core
+                runner = core.model_executor.driver_worker.worker.model_runner
+                assert loaded.pop() is runner
+                assert not loaded
+                if fails:
+                    assert core.batch_queue_size == 1, "no step is launched before the last one has ended"
+                    run_steps(runner, [1, 17])
+                events = note_events(runner, core.scheduler)
+                spoken = [answer(engine, text) for text in ("one two three", "four")]
+                answers.append(await asyncio.gather(*spoken, answer(engine, "five", form)))
+                assert len(events) > 12
+                assert ("launch", "launch") not in set(pairwise(events)), "an eager step delays no earlier output"
     assert answers[0] == answers[1]

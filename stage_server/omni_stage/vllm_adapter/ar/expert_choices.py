@@ -55,6 +55,11 @@ class ExpertChoices:
             return None
         return cls([runner.router for runner in runners], most_tokens, device)
 
+    def end(self) -> None:
+        """Stop recording in steps without CUDA graphs."""
+        for router in self._routers:
+            router.set_capture_fn(None)
+
     def forget(self) -> None:
         """Clear the record before a step, so that `recorded` notices a router that did not run in it."""
         for ids in self._ids:

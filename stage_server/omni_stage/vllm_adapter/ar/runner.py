@@ -17,7 +17,8 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
 - `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see rows of zeros.
 - `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
-  and compiled code, for the check at start-up (compiled_check).
+  and compiled code, for the check at start-up (compiled_check); `do_not_compile` of a module that vLLM compiles, which
+  also counts in `_dummy_run`: no step with them, if that check fails.
 
 vLLM's V2 runner lacks most of these methods; `worker.py` refuses it.
 """
@@ -61,6 +62,8 @@ class OmniARRunnerMixin(PublishingMixin):
         self._mrope: dict[str, MropePositions] = {}
         self._input_rows: InputRowStore | None = None
         self._as_written = False
+        self.serves_as_written = False
+        """Whether `serve_as_written` was called."""
         self.expert_choices: ExpertChoices | None = None
         """Records the chosen experts of a model that runs compiled or with CUDA graphs, for compiled_check."""
 
@@ -83,7 +86,17 @@ class OmniARRunnerMixin(PublishingMixin):
         try:
             yield
         finally:
-            self._as_written = False
+            self._as_written = self.serves_as_written
+
+    def serve_as_written(self) -> None:
+        """Run all later steps as within `as_written`, also those without requests, and stop recording experts."""
+        self._as_written = self.serves_as_written = True
+        for module in self.get_model().modules():
+            if hasattr(module, "do_not_compile"):
+                module.do_not_compile = True
+        if self.expert_choices is not None:
+            self.expert_choices.end()
+            self.expert_choices = None
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
         if self._as_written:

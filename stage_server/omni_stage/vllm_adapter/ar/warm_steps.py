@@ -146,12 +146,18 @@ def run_steps(runner: OmniARRunnerMixin, steps: Sequence[int]) -> None:
 
 
 def warm_steps(runner: OmniARRunnerMixin) -> None:
-    """Run the steps that `steps_to_run` finds for a loaded model on a GPU; call it on every rank."""
+    """Run the steps that `steps_to_run` finds for a loaded model on a GPU; call it on every rank.
+
+    If the model turned eager after vLLM had measured its memory, the largest step too: if it does not fit, that shows
+    before a user's request.
+    """
     if runner.device.type != "cuda":
         return
-    padded = padded_sizes(runner.vllm_config)
+    eager = runner.serves_as_written
+    padded = [] if eager else padded_sizes(runner.vllm_config)
     kernels = read_expert_kernels(runner.get_model(), runner.dtype)
-    run_steps(runner, steps_to_run(reachable_steps(runner.max_num_tokens, padded), padded, kernels))
+    steps = steps_to_run(reachable_steps(runner.max_num_tokens, padded), padded, kernels)
+    run_steps(runner, sorted({*steps, runner.max_num_tokens}) if eager else steps)
 
 
 def _specialization(value: int) -> str:

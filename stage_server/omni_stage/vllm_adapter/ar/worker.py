@@ -28,6 +28,10 @@ class PreparesToServe(WatchesCompilation):
         """Returns how the configured model differs from its own code; "" if it does not, or if nothing is compiled."""
         return check_runner(self.model_runner)
 
+    def serve_eager(self) -> None:
+        """Run all later steps with the model's own code."""
+        self.model_runner.serve_as_written()
+
     def warm_steps(self) -> None:
         """Run the sizes of steps that vLLM's own warm-up leaves out."""
         warm_steps(self.model_runner)

@@ -32,6 +32,8 @@ from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
     END_STREAM,
     KERNELS_COMPILED,
+    SERVE_EAGER,
+    STEPS_IN_FLIGHT,
     WARM_STEPS,
     CorePart,
     Params,
@@ -128,6 +130,15 @@ class AsyncEngineCore(EngineProperties):
                 "the cause; with engineArgs.enforceEager nothing is compared"
             ) from error
         return next(filter(None, differences), "")
+
+    async def serve_eager(self) -> None:
+        """See EngineCore."""
+        await self._ask_workers(SERVE_EAGER)
+        try:
+            # vLLM's engine process calls any method of its EngineCore by name.
+            await self._engine.engine_core.call_utility_async("__setattr__", STEPS_IN_FLIGHT, 1)
+        except Exception as error:
+            raise EngineDeadStageError("the engine's process ended while it turned compiled code off") from error
 
     async def warm_steps(self) -> None:
         """See EngineCore."""

@@ -29,6 +29,8 @@ from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
     END_STREAM,
     KERNELS_COMPILED,
+    SERVE_EAGER,
+    STEPS_IN_FLIGHT,
     WARM_STEPS,
     CorePart,
     Params,
@@ -73,6 +75,12 @@ class InprocEngineCore(EngineProperties):
     async def compare_with_eager(self) -> str:
         """See EngineCore."""
         return next(filter(None, await self._ask_workers(COMPARE_WITH_EAGER)), "")
+
+    async def serve_eager(self) -> None:
+        """See EngineCore."""
+        await self._ask_workers(SERVE_EAGER)
+        core = self.llm.engine_core.engine_core
+        await asyncio.wrap_future(self._thread.submit(lambda: setattr(core, STEPS_IN_FLIGHT, 1)))
 
     async def warm_steps(self) -> None:
         """See EngineCore."""

@@ -96,6 +96,14 @@ class EngineCore(Protocol):
         """
         ...
 
+    async def serve_eager(self) -> None:
+        """Run all later steps with the model's own code, one at a time: none is launched before the last has ended.
+
+        An eager step spends its time on launches, so a step ahead would only delay outputs. Weights, KV cache and
+        graphs of a model's own stay. Call it before the first request. Raises EngineDeadStageError.
+        """
+        ...
+
     async def warm_steps(self) -> None:
         """Run the sizes of an autoregressive model's steps that vLLM's own warm-up leaves out (warm_steps).
 
@@ -153,10 +161,11 @@ class EngineCore(Protocol):
 
 END_STREAM = "end_stream"
 """Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker.py)."""
-WARM_STEPS = "warm_steps"
-KERNELS_COMPILED = "kernels_compiled"
-"""Names of methods of all workers of autoregressive stages, and of all workers (ar/worker.py,
-worker/compile_watch.py)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
-"""Name of the method with which workers of autoregressive stages compare the configured model with its own code
-(ar/worker.py)."""
+SERVE_EAGER = "serve_eager"
+WARM_STEPS = "warm_steps"
+"""Names of methods of all workers of autoregressive stages (ar/worker.py)."""
+KERNELS_COMPILED = "kernels_compiled"
+"""Name of a method of all workers (worker/compile_watch.py)."""
+STEPS_IN_FLIGHT = "batch_queue_size"
+"""vLLM 0.32's `EngineCore` launches another step while fewer than so many have not ended. It has no setter."""

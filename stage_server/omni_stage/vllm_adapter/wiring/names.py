@@ -9,9 +9,6 @@ DIFFUSION_SETTINGS: Final = "omni_diffusion"
 MEDIA_SHARE: Final = "omni_media_share"
 """Key of vllm_config.additional_config: the largest share of the engine's time for media, above 0 and at most 1
 (MediaShare)."""
-LAYERS_ONLY_EAGER: Final = "omni_layers_only_eager"
-"""Key of vllm_config.additional_config: true if enforce_eager was set because the check of compiled code refused the
-layers. Graphs that a model captures and compares by itself stay."""
 PAYLOAD_LIMITS: Final = "omni_payload_limits"
 """Key of vllm_config.additional_config: fields of PayloadLimits, which every scheduler reads."""
 

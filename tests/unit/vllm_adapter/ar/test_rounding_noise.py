@@ -3,14 +3,11 @@ depth."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_stage.models.qwen3_omni.talker.model import predictor_has_graphs
 from omni_stage.vllm_adapter.ar.compiled_check import (
     LEAST_TOLERANCES,
     MOST_TOLERANCE,
@@ -19,7 +16,6 @@ from omni_stage.vllm_adapter.ar.compiled_check import (
     find_tolerance,
 )
 from omni_stage.vllm_adapter.ar.noise import shaken
-from omni_stage.vllm_adapter.wiring.names import LAYERS_ONLY_EAGER
 
 WIDTH, HEADS, INNER, ROWS = 256, 4, 192, 16
 
@@ -97,14 +93,3 @@ def test_the_limit_is_bounded() -> None:
     assert (
         find_tolerance(one, rehearsed(torch.full((2, 4), torch.nan)), torch.float32) == LEAST_TOLERANCES[torch.float32]
     )
-
-
-@pytest.mark.parametrize(
-    ("eager", "additional", "graphs"),
-    [(False, {}, True), (True, {}, False), (True, {LAYERS_ONLY_EAGER: True}, True)],
-)
-def test_refused_layers_leave_the_predictor_its_graphs(
-    *, eager: bool, additional: dict[str, bool], graphs: bool
-) -> None:
-    config = SimpleNamespace(additional_config=additional, model_config=SimpleNamespace(enforce_eager=eager))
-    assert predictor_has_graphs(config) is graphs

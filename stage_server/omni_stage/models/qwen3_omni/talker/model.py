@@ -41,7 +41,6 @@ from omni_stage.models.shared.graphs import CudaCapture
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
-from omni_stage.vllm_adapter.wiring.names import LAYERS_ONLY_EAGER
 from omni_stage.vllm_adapter.worker.host_memory import to_device
 
 
@@ -96,7 +95,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         never[codec.end] = False
         self.register_buffer("_never", never, persistent=False)
         self._predictor = CodePredictor(self.code_predictor)
-        self._has_graphs = predictor_has_graphs(vllm_config)
+        self._has_graphs = not vllm_config.model_config.enforce_eager
         self._most_frames = vllm_config.scheduler_config.max_num_seqs
         self._graphed = GraphedPredictor(self._predictor, None, self._most_frames)
         self._rows: torch.Tensor | None = None
@@ -217,13 +216,6 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         """Load the talker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)
-
-
-def predictor_has_graphs(vllm_config: VllmConfig) -> bool:
-    """Returns whether the code predictor gets CUDA graphs. They do not depend on the check of the layers, because each
-    is compared with the predictor's own code when it is captured."""
-    refused = bool(vllm_config.additional_config.get(LAYERS_ONLY_EAGER))
-    return refused or not vllm_config.model_config.enforce_eager
 
 
 _FIRST_ROWS = 8
