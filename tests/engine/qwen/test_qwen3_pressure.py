@@ -16,11 +16,14 @@ import pytest
 import torch
 
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
+from omni_stage.models.qwen3_omni.talker.predictor import GraphedPredictor
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
+from support.engines.async_on_cpu import stage_scheduling
 from support.engines.omni_stages import OmniStages, run_omni_stages
 from support.engines.streams import count_preemptions, until_empty
 from support.media.samples import make_audio, make_image
+from support.models.graph_recorder import GraphRecorder
 from support.models.qwen3_chain import check_parity, run_chain
 from support.models.reference import ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
@@ -66,7 +69,42 @@ async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
         assert await until_empty(talker) == {}
 
 
-@pytest.mark.full  # like the test above, but also compared with transformers
+async def test_the_predictors_graphs_on_a_late_device(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """Two talkers of one process, scheduled asynchronously, give the codes that they give without graphs.
+
+    A replay overwrites what the last one returned, and the device is as late as a GPU may be (async_on_cpu)."""
+    checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
+    text = read_checkpoint(checkpoint).text
+    prompt = [text.message_start, text.user, 1, 2, text.message_start, text.assistant, 3]
+    written = [
+        {"token_ids": torch.tensor([*prompt, *range(4, 8 + seed)]), "prompt_tokens": torch.tensor([len(prompt)])}
+        for seed in range(3)
+    ]
+    with stage_scheduling("asynchronous"):
+        async with (
+            run_omni_stages(checkpoint, "talker", family="qwen3_omni") as one,
+            run_omni_stages(checkpoint, "talker", family="qwen3_omni") as other,
+        ):
+            expected = [await speak(one, tensors, seed) for seed, tensors in enumerate(written)]
+            recorders = [record_predictor(stages.engines["talker"]) for stages in (one, other)]
+            warm = [recorder.replays for recorder in recorders]
+            both = [speak(stages, tensors, seed) for stages in (one, other) for seed, tensors in enumerate(written)]
+            assert await asyncio.gather(*both) == expected * 2
+            assert all(recorder.replays >= before + FRAMES for recorder, before in zip(recorders, warm, strict=True))
+
+
+def record_predictor(engine: Any) -> GraphRecorder:
+    """Gives an idle talker's code predictor graphs for up to four frames a step. Returns what they count."""
+    core = engine._core.llm.engine_core.engine_core
+    model = core.model_executor.driver_worker.worker.model_runner.get_model()
+    recorder = GraphRecorder()
+    model._graphed = GraphedPredictor(model._predictor, recorder, 4)
+    with torch.inference_mode():
+        model._graphed.warm_up(model._rows, model.config.hidden_size)
+    return recorder
+
+
+@pytest.mark.full  # like the first test, but also compared with transformers
 async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
     """Eight concurrent prompts, half of them with media, give the text and every code that transformers gives."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")

@@ -64,7 +64,7 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
         default_sampling=read_text_sampling(checkpoint),
         end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
         media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640, pads_to_limit=True),
-        pace=find_pace(facts, stage_config(stage, checkpoint, family=family)),
+        pace=find_pace(facts, stage_config(stage, checkpoint, family=family), held=1),
         known_voices=tuple(read_voices(checkpoint)),
     )
     component: Any = Thinker(facts, prompts, settings)

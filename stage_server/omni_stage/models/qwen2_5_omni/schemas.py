@@ -11,14 +11,15 @@ from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, first_code
 from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER, TOKEN2WAV
 
 
-def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, Any]:
+def find_pace(checkpoint: OmniCheckpoint, config: StageConfig, *, held: int = 0) -> Mapping[str, Any]:
     """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.playback.Pace.
 
-    The talker reads one row of the thinker for each codec token, so both have the same rate.
+    `held`: how many of its newest tokens the stage has no row for yet; 1 for a thinker. The talker reads one row of the
+    thinker for each codec token, so both have the same rate.
     """
     return {
         "tokens_per_second": TOKEN2WAV.sample_rate_hz / checkpoint.audio.code,
-        "first_tokens": first_codes(checkpoint.blocks),
+        "first_tokens": first_codes(checkpoint.blocks) + held,
         "heard_early": any(edge.mode is EdgeMode.STREAM for edge in config.downstream),
     }
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.memory.peak import PeakMemory
+from benchmarks.gpu.memory.sizes import CODEC_BYTES_PER_FRAME, CODEC_STATE_BYTES, CODEC_STATES, CODEC_STEP_FRAMES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
@@ -19,6 +21,7 @@ from omni_stage.errors import ModelExecutionError
 from omni_stage.models.qwen3_omni.code2wav.component import MAX_BATCH, MAX_CHUNK_FRAMES
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
 from omni_stage.models.qwen3_omni.code2wav.steps import (
+    STEP_FRAMES,
     STREAM_SIZES,
     Chunk,
     StepRunner,
@@ -26,7 +29,7 @@ from omni_stage.models.qwen3_omni.code2wav.steps import (
     most_streams,
     piece_frames,
 )
-from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, StreamPool
+from omni_stage.models.qwen3_omni.code2wav.streams import MAXIMUM_STREAMS, StateLayout, StreamPool
 from omni_stage.models.shared.graphs import Captured, TensorFunction, next_size
 from support.models.kernels import Launches
 
@@ -176,6 +179,24 @@ def test_the_launches_of_a_step(streams: int, frames: int) -> None:
     assert tuple(audio.shape) == (streams, 1920 * frames)
     assert launches.refused == []
     assert launches.count <= BUDGET
+
+
+def test_the_memory_of_the_largest_step() -> None:
+    """Steps of STEP_FRAMES frames and the states of all streams take what docs/gpu-sizing.md plans for them.
+
+    On meta tensors, which have sizes but no data."""
+    config = Qwen3OmniMoeCode2WavConfig(**json.loads(PUBLISHED.read_text())["code2wav_config"])
+    with torch.device("meta"):
+        model = Qwen3OmniMoeCode2Wav._from_config(config).eval()
+    runner = StepRunner(ChunkDecoder(model), config.num_quantizers)
+    assert (CODEC_STATES, CODEC_STEP_FRAMES) == (2 + MAXIMUM_STREAMS + MAX_BATCH, STEP_FRAMES)
+    assert runner.pool.states.nbytes == 2 * CODEC_STATE_BYTES
+    for streams, frames in ((4, 64), (32, 8), (64, 4)):
+        plan = torch.zeros(streams, 3 + config.num_quantizers * frames, dtype=torch.int64, device="meta")
+        with torch.no_grad(), PeakMemory() as memory:
+            runner._forward(plan)
+        states = 2 * streams * CODEC_STATE_BYTES
+        assert states < memory.peak <= STEP_FRAMES * CODEC_BYTES_PER_FRAME + states
 
 
 BUDGET = 500

@@ -73,6 +73,12 @@ def test_a_router_given_another_choice_obeys_and_reports_how_far_behind_it_is() 
     assert select(one, scores) == own, "the router uses its own choice again"
 
 
+def test_the_record_of_the_published_thinker_is_small() -> None:
+    """48 routers, 8 experts a token, 8,192 tokens a step: docs/gpu-sizing.md need not name it."""
+    choices = ExpertChoices([router()] * 48, 8192, torch.device("meta"))
+    assert sum(ids.nbytes for ids in choices._ids) * 8 / TOP <= 16 << 20
+
+
 def test_a_choice_of_another_step_is_refused() -> None:
     one = router()
     choices = ExpertChoices([one], TOKENS, CPU)

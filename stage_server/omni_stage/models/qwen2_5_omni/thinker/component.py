@@ -67,7 +67,7 @@ class Thinker(OmniThinker):
         )
         self._dtype = torch_dtype(checkpoint.dtype)
         # Each codec token needs one row of the reply, and the first step has only the prompt's rows.
-        self.first_audio_steps = int(settings.pace["first_tokens"]) + 1
+        self.first_audio_steps = int(settings.pace["first_tokens"])
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that pairs rows with token ids."""
@@ -147,7 +147,7 @@ def build_component(config: StageConfig) -> Thinker:
             samples_per_token=_FRAMES_PER_TOKEN * int(load_extractor(checkpoint.path).hop_length),
             pads_to_limit=True,
         ),
-        pace=find_pace(checkpoint, config),
+        pace=find_pace(checkpoint, config, held=1),
         # A talker with a checkpoint of its own may have other voices; it checks them itself.
         known_voices=tuple(read_voices(config.model.path)) if config.downstream and config.is_model_shared else (),
     )

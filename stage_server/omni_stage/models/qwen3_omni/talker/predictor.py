@@ -14,6 +14,8 @@ hash of the three values needs neither.
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ import torch.nn.functional as F
 
 from omni_stage.models.shared.fused import join, join_linear, normalize
 from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
+
+logger = logging.getLogger(__name__)
 
 TOP_K = 50
 TOP_P = 0.8
@@ -202,10 +206,12 @@ class GraphedPredictor:
 
         The weights must already be loaded.
         """
+        begin, graphs = time.monotonic(), 0
         for size in reversed(self._sizes):
             rows = like.new_zeros(size, hidden_size)
             numbers = torch.zeros(size, dtype=torch.int64, device=like.device)
-            self._predict.warm_up(rows, rows, numbers.bool(), numbers, numbers)
+            graphs += self._predict.warm_up(rows, rows, numbers.bool(), numbers, numbers)
+        logger.info("captured %d CUDA graphs of the code predictor in %.1f s", graphs, time.monotonic() - begin)
 
     def predict(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Returns what CodePredictor.predict returns. Pads the batch with zeros to the next captured size."""

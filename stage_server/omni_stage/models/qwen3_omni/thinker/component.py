@@ -194,7 +194,7 @@ def build_component(config: StageConfig) -> Thinker:
             samples_per_token=samples_per_token(checkpoint.audio_frames, int(extractor.hop_length)),
             pads_to_limit=False,
         ),
-        pace=find_pace(checkpoint.speech, config),
+        pace=find_pace(checkpoint.speech, config, held=1),
         known_voices=checkpoint.speech.voices if checkpoint.speech and knows_voices else (),
     )
     return Thinker(checkpoint, prompts, settings)

@@ -140,7 +140,7 @@ takes 2 MiB with the published sizes."""
 _SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
 """Numbers of blocks for packs of several windows."""
 GRAPH_WINDOWS = (1, 2, 4)
-"""Numbers of equally long windows for which the vocoder is captured."""
+"""Numbers of equally long windows for which the vocoder is captured. With graphs it runs no other number."""
 
 
 def graph_blocks(blocks: Blocks) -> tuple[int, ...]:
@@ -150,6 +150,14 @@ def graph_blocks(blocks: Blocks) -> tuple[int, ...]:
     enough work to hide the kernel launches.
     """
     return tuple(sorted({*window_blocks(blocks), *_SHARED_BLOCKS}))
+
+
+def split_windows(indexes: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields the indexes in parts, the largest first, whose numbers are those of GRAPH_WINDOWS."""
+    while indexes:
+        count = max(size for size in GRAPH_WINDOWS if size <= len(indexes))
+        yield indexes[:count]
+        indexes = indexes[count:]
 
 
 class Speech:
@@ -258,12 +266,13 @@ class Speech:
         )
 
     def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the audio of each mel [frames, bins]. Equally long mels share one forward."""
+        """Returns the audio of each mel [frames, bins]. Equally long mels share a forward."""
         by_length: dict[int, list[int]] = {}
         for index, mel in enumerate(mels):
             by_length.setdefault(mel.shape[0], []).append(index)
         audio: dict[int, torch.Tensor] = {}
-        for indexes in by_length.values():
-            batch = torch.stack([mels[index].T for index in indexes])
-            audio |= zip(indexes, self._vocode(batch).float(), strict=True)
+        for alike in by_length.values():
+            for indexes in split_windows(alike) if self._has_graphs else [alike]:
+                batch = torch.stack([mels[index].T for index in indexes])
+                audio |= zip(indexes, self._vocode(batch).float(), strict=True)
         return [audio[index] for index in range(len(mels))]

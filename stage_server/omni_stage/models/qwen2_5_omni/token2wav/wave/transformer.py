@@ -146,7 +146,8 @@ class Conditions(NamedTuple):
     following: torch.Tensor
     """int64 [R]: see BlockPack."""
     bias: torch.Tensor
-    """float32 [R, 1, 1, 3 x S]: see BlockPack."""
+    """float32 [R, 1, 1, at least 3 x S]: see BlockPack. Rows are a multiple of 16 apart: GPU kernels would copy others
+    in every layer of every evaluation."""
     guidance: torch.Tensor
     """float32 [B, 1, 1]: one more than the scale of the guidance."""
 
@@ -200,7 +201,8 @@ class BlockTransformer:
         projected = functional.linear(embedded, self._code_weight)
         frames = torch.split(projected[:, None].expand(-1, dit.repeats, -1).flatten(0, 1), list(pack.frames))
         inputs = pack.fill([rows + voice.given for rows, voice in zip(frames, voices, strict=True)])
-        previous, following, bias = (table.to(device) for table in (pack.previous, pack.following, pack.bias))
+        aligned = functional.pad(pack.bias, (0, -pack.bias.shape[1] % 16))
+        previous, following, bias = (table.to(device) for table in (pack.previous, pack.following, aligned))
         cos, sin = (table.chunk(2, dim=-1)[0] for table in dit.rotary_embed(inputs, pack.positions.to(device)))
         rotation = torch.complex(cos, sin)[:, :, None]
         scales = torch.ones(pack.positions.shape[0])

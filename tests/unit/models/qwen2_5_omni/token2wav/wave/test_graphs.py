@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech, graph_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks, split_windows
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 from omni_stage.models.shared.graphs import Captured, GraphedFunction, TensorFunction, next_size
 from support.models.graph_recorder import GraphRecorder
@@ -108,3 +108,23 @@ def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> No
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
     assert record.replays == warm + 9, "one replay for each solver step; the vocoder is not captured for these lengths"
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_the_vocoder_runs_no_size_that_is_not_captured() -> None:
+    """Of any number of windows of one length. Before, the first step with 3 of them or more than 4 was slow."""
+    for count in range(1, 70):
+        parts = [*split_windows(range(count))]
+        assert [index for part in parts for index in part] == [*range(count)]
+        assert {len(part) for part in parts} <= set(GRAPH_WINDOWS)
+    model = make_wave_model("small blocks")
+    plain, graphed = (Speech(model, make_wave_voices(model, "a"), use_graphs=False) for _ in range(2))
+    record = GraphRecorder()
+    graphed.use_capture(record)
+    # The first window has so many codes.
+    codes = min(window_blocks(plain.blocks)) * plain.blocks.codes
+    utterances = [make_utterance(codes, seed=seed) for seed in range(3)]
+    with torch.inference_mode():
+        graphed.warm_up()
+        warm = record.replays
+        torch.testing.assert_close(graphed.speak(utterances), plain.speak(utterances), atol=1e-5, rtol=0)
+    assert record.replays == warm + 9 + 2, "nine solver steps; two windows and one"
