@@ -1,4 +1,4 @@
-"""Decides which GPUs the stages of a local run use. In a cluster the device plugin decides this.
+"""Decides which GPUs the stages of a local run use, as the device plugin does in a cluster, and their variables.
 
 Each stage gets its own GPUs if there are enough. Otherwise stages share GPUs by their gpuMemoryUtilization
 (docs/gpu-sizing.md).
@@ -15,6 +15,7 @@ from omni_proto.gpu_memory import DEFAULT_SHARE
 from omni_proto.pipeline import OmniPipeline, gpus_of, order_stages
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _DEVICE = re.compile(r"nvidia\d+")
 
 
@@ -28,6 +29,36 @@ def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[
     return [
         str(index) for index, _ in enumerate(file for file in devices.glob("nvidia*") if _DEVICE.fullmatch(file.name))
     ]
+
+
+def stage_environments(pipeline: OmniPipeline, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Returns the variables that each stage's process gets beside `environ`: those of the resource that have a value
+    (valueFrom needs a cluster), and those that assign GPUs.
+
+    Raises ValueError, which names a stage, if the stages do not fit the GPUs; and if MPS is asked for, but not there.
+    """
+    assigned = gpu_environments(pipeline, list_gpus(environ))
+    found: dict[str, dict[str, str]] = {}
+    for stage in pipeline.spec.stages:
+        given = pipeline.spec.defaults.env if stage.env is None else stage.env
+        variables = {one.name: one.value or "" for one in given or () if one.value_from is None}
+        if stage.name in assigned:
+            check_mps({**environ, **variables})
+        found[stage.name] = {**variables, **assigned.get(stage.name, {})}
+    return found
+
+
+def check_mps(environ: Mapping[str, str]) -> None:
+    """Raises ValueError if the variables name the directory of an MPS daemon that does not run.
+
+    CUDA would say nothing, and run without MPS: in time slices.
+    """
+    folder = environ.get(MPS_PIPES)
+    if folder and not (control := Path(folder) / "control").exists():
+        raise ValueError(
+            f"{MPS_PIPES} is {folder}, but no MPS daemon runs there: {control} is missing. Start it with "
+            "nvidia-cuda-mps-control -d in the same environment, or unset the variable (docs/gpu-sizing.md)"
+        )
 
 
 def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, dict[str, str]]:

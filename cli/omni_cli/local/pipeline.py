@@ -21,7 +21,7 @@ from typing import Final, Self
 
 import yaml
 
-from omni_cli.local.gpus import gpu_environments, list_gpus
+from omni_cli.local.gpus import stage_environments
 from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
 from omni_cli.local.processes import RUN_MODULE, SessionGuard, StageAddress, StageFiles, StageProcess, stop_processes
@@ -201,7 +201,7 @@ class LocalPipeline:
         Raises OSError if a file cannot be written.
         """
         try:
-            environments = gpu_environments(self.pipeline, list_gpus(os.environ))
+            environments = stage_environments(self.pipeline, os.environ)
         except ValueError as error:
             raise LocalRunError(str(error)) from error
         try:
@@ -214,7 +214,7 @@ class LocalPipeline:
             attempts_left -= 1
             ports = self._pick_ports()
             for config in compile_local(self.pipeline, self.options.model_path, ports, self.options.tls_dir):
-                self._start_stage(config, environments.get(config.stage, {}))
+                self._start_stage(config, environments[config.stage])
                 progress.loading(config.stage)
             try:
                 return self._wait_ready(progress, is_stopping) and self._start_gateway(is_stopping)

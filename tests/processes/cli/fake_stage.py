@@ -45,6 +45,7 @@ def main() -> None:
         sys.stderr.write("the last words of the stage\n")
         sys.exit(ExitCode.BAD_CONFIGURATION)
 
+    (directory / f"{stage}.environment").write_text(json.dumps(dict(os.environ)))
     listener = socket.create_server((listen["host"], listen["grpcPort"]))
     attempts = directory / f"{stage}.attempts"
     attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")

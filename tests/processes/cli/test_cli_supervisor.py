@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_cli.commands.demo import tiny_model_command
 from omni_cli.local.guard import list_tree
@@ -29,10 +30,17 @@ class Run:
     """An `omnipipe run` in its own process."""
 
     def __init__(
-        self, directory: Path, *, grace_s: float = 30.0, port: int = 0, http: int = -1, **behaviours: str
+        self,
+        directory: Path,
+        pipeline: Path = PIPELINE,
+        *,
+        grace_s: float = 30.0,
+        port: int = 0,
+        http: int = -1,
+        **behaviours: str,
     ) -> None:
         self.directory = directory
-        command = [str(HERE / "run_fake_pipeline.py"), str(PIPELINE), str(directory), json.dumps(behaviours)]
+        command = [str(HERE / "run_fake_pipeline.py"), str(pipeline), str(directory), json.dumps(behaviours)]
         self.process = subprocess.Popen(
             [sys.executable, *command, str(grace_s), str(port), str(http)],
             stdout=subprocess.PIPE,
@@ -103,6 +111,29 @@ def test_stop_signal_ends_everything_and_exits_zero(launch: Callable[..., Run], 
     for stage in STAGES:
         assert f"{stage}: ready after" in err
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_stages_that_share_a_gpu_find_the_mps_daemon(
+    launch: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables of the shell and those of the resource reach the processes; without a daemon none is started."""
+    pipeline = yaml.safe_load((PIPELINE.parent / "qwen25-omni-one-gpu.yaml").read_text())
+    pipeline["spec"]["stages"][1]["env"] = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "40"}]
+    (tmp_path / "shared.yaml").write_text(yaml.safe_dump(pipeline))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    status, _, err = launch(pipeline=tmp_path / "shared.yaml").finish()
+    assert status == 1
+    assert "no MPS daemon runs there" in err
+    assert not list(tmp_path.glob("*.pids"))
+    (tmp_path / "control").touch()
+    run = launch(pipeline=tmp_path / "shared.yaml")
+    run.wait_ready()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish()[0] == 0
+    found = {stage: json.loads((tmp_path / f"{stage}.environment").read_text()) for stage in STAGES}
+    assert {one["CUDA_MPS_PIPE_DIRECTORY"] for one in found.values()} == {str(tmp_path)}
+    assert [stage for stage in STAGES if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in found[stage]] == ["talker"]
 
 
 def test_stages_lead_sessions_of_their_own(launch: Callable[..., Run]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from omni_cli.local.gpus import GpuDemand, assign_gpus, gpu_environments, list_gpus
+from omni_cli.local.gpus import GpuDemand, assign_gpus, check_mps, gpu_environments, list_gpus, stage_environments
 from omni_proto.pipeline import load_pipeline
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
@@ -71,3 +72,30 @@ def test_the_samples_stages_get_their_gpus() -> None:
     }
     assert gpu_environments(pipeline, []) == {}
     assert gpu_environments(load_pipeline(SAMPLES / "tiny-omni.yaml"), ["0"]) == {}
+
+
+def test_a_stage_gets_the_variables_of_the_resource(tmp_path: Path) -> None:
+    """Its own replace those of the defaults, as in a cluster. The GPUs are this machine's."""
+    document = yaml.safe_load((SAMPLES / "qwen25-omni-one-gpu.yaml").read_text())
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "token"}}}
+    document["spec"]["defaults"] = {"env": [{"name": "SITE", "value": "here"}, secret]}
+    document["spec"]["stages"][1]["env"] = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "40"}]
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(document))
+    pipeline = load_pipeline(tmp_path / "pipeline.yaml")
+    found = stage_environments(pipeline, {"CUDA_VISIBLE_DEVICES": "3"})
+    gpu = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert found == {
+        "thinker": {"SITE": "here", **gpu},
+        "talker": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", **gpu},
+        "token2wav": {"SITE": "here", **gpu},
+    }
+
+
+def test_an_mps_daemon_that_is_asked_for_must_run(tmp_path: Path) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"no MPS daemon runs there: .*/control is missing"):
+        stage_environments(load_pipeline(SAMPLES / "qwen25-omni-one-gpu.yaml"), environ)
+    assert stage_environments(load_pipeline(SAMPLES / "tiny-omni.yaml"), environ)["talker"] == {}, "without GPUs"
+    (tmp_path / "control").touch()
+    check_mps(environ)
+    check_mps({})
