@@ -36,6 +36,9 @@ GATHERED, SINGLE = "up to 8 frames", "single frames"
 HEARD, VIRTUAL = "at a request rate", "first audio of one H200 in virtual time"
 LEAST_SHARE = 0.99
 """Least share of streams without an audible gap."""
+LEAST_AUDIO = 250
+"""Least seconds of audio that a code2wav pod hands out for each second of a core: one event loop does it."""
+DECODER, CARRIED = "decoder", "code2wav's audio s/core s"
 
 
 def measure(options: Options) -> Report:
@@ -80,6 +83,13 @@ def judge_rates(rows: Sequence[Row]) -> list[Ratio]:
     later = gathered[-1]["first audio p50 ms"] / single[-1]["first audio p50 ms"]
     return [
         *ratios,
+        Ratio(
+            "code2wav pod, audio s for each core s",
+            gathered[-1][CARRIED],
+            at_least=LEAST_AUDIO,
+            goal=True,
+            tolerance=0.3,
+        ),
         Ratio("code2wav requests, single frames x gathered", round(saved, 2), at_least=4.0, tolerance=0.3),
         Ratio("first audio, gathered x single frames", round(later, 3), at_most=1.1, goal=True, tolerance=0.5),
     ]
@@ -128,6 +138,7 @@ def _row(table: Path, name: str, rate: float, run: str, group: Group, starts: Se
         "C100": round(continuity(group.outcomes, 0.1), 4),
         "ideal C50": round(continuity(ideal, 0.05), 4),
         "code2wav requests/audio s": round(sum(len(outcome.chunks) for outcome in group.outcomes) / audio, 2),
+        CARRIED: round(audio / group.cpu_s[DECODER], 1),
         "cores": round(group.cores, 2),
         **{process: round(seconds / group.wall_s, 2) for process, seconds in group.cpu_s.items()},
     }

@@ -79,8 +79,9 @@ def _no_cuda(context: Context, servers: list[int]) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Sends 1, 8, 32 and 64 concurrent requests, but at most 32 if the weights are random. Each level runs twice, once
-    right after the stages are ready ("cold") and once after all levels ("warm").
+    """Sends 1, 8, 32 and 64 concurrent requests, but at most 32 if the weights are random. Each level runs three times:
+    right after the stages are ready ("cold"), after all levels ("warm"), and without seeds, since vLLM's V1 sampler
+    draws for each seeded request by itself.
 
     Reports first audio, real-time factor, the GPU's idle share and the load of the stage servers' event loops. Fails if
     a stage compiled a kernel after it was ready.
@@ -88,8 +89,8 @@ def speed(context: Context) -> Iterator[Finding]:
     pipeline, checkpoint = load_sample(context, stream=True)
     with serve(context, pipeline, checkpoint, "speed", drawn=context.shaped) as (local, seconds_to_start):
         before = gpu_memory_by_stage(local)
-        for way, count in product(("cold", "warm"), DRAWN_AT_ONCE if context.shaped else AT_ONCE):
-            yield measure_level(context, local, f"{count}_at_once.{way}", count)
+        for way, count in product(("cold", "warm", "unseeded"), DRAWN_AT_ONCE if context.shaped else AT_ONCE):
+            yield measure_level(context, local, f"{count}_at_once.{way}", count, seeded=way != "unseeded")
         compiled = _compiled_kernels(context.out / "logs" / "speed")
         yield Finding(", ".join(compiled) or "none", "none", ok=not compiled, name="compiled_after_ready")
         for stage, used in gpu_memory_by_stage(local).items():
@@ -97,12 +98,12 @@ def speed(context: Context) -> Iterator[Finding]:
             yield Finding(f"{used / (1 << 30):.1f} GiB", name=f"memory.{stage}", data=data)
 
 
-def measure_level(context: Context, local: LocalPipeline, name: str, count: int) -> Finding:
+def measure_level(context: Context, local: LocalPipeline, name: str, count: int, *, seeded: bool = True) -> Finding:
     """Sends `count` requests at once to a running pipeline. Returns first audio, the talker's step and the load."""
     limits = _drawn_limits(local.pipeline) if context.shaped else {}
     busy = _Busy({process.name: process.session for process in local._processes})
     with busy:
-        answers = asyncio.run(_ask(local.endpoint, count, limits))
+        answers = asyncio.run(_ask(local.endpoint, count, limits, seeded=seeded))
     seconds = max(answer["done"] for answer in answers)
     audio = sum(answer["audio_s"] for answer in answers)
     firsts = sorted(answer["first_audio"] for answer in answers)
@@ -141,14 +142,17 @@ def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
     return {name: {"max_tokens": count, "ignore_eos": True} for name, count in zip(stages, lengths, strict=True)}
 
 
-async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, int | bool]]) -> list[dict[str, float]]:
+async def _ask(
+    endpoint: str, count: int, sampling: Mapping[str, Mapping[str, int | bool]], *, seeded: bool
+) -> list[dict[str, float]]:
     from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished
 
     began = time.perf_counter()
 
     async def one(client: AsyncOmniClient, index: int) -> dict[str, float]:
         answer = {"first_audio": 0.0, "audio_s": 0.0, "talker_step_ms": 0.0}
-        async for event in client.generate(text=f"{PROMPT} {index}", seed=index, sampling=sampling, timeout=600):
+        seed = index if seeded else None
+        async for event in client.generate(text=f"{PROMPT} {index}", seed=seed, sampling=sampling, timeout=600):
             if isinstance(event, AudioChunk):
                 answer["first_audio"] = answer["first_audio"] or time.perf_counter() - began
             elif isinstance(event, StageFinished):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.paced.goals import CASES, FLOOR_MS, goal_rows
 from benchmarks.paced.ideal import Chunk, Outcome
-from benchmarks.paced.rate import GATHERED, SINGLE, arrivals, continuity, judge_rates
+from benchmarks.paced.rate import CARRIED, GATHERED, SINGLE, arrivals, continuity, judge_rates
 
 
 def test_arrivals_keep_the_rate_and_are_the_same_each_time() -> None:
@@ -26,12 +26,14 @@ def test_a_stream_is_continuous_if_no_gap_is_longer() -> None:
 def test_gathering_is_judged_at_the_same_rate() -> None:
     def row(name: str, asked: float) -> dict[str, object]:
         return {"run": "warm", "code2wav": name, "requests/s": 4.0, "C50": 1.0, "first audio p50 ms": 100.0} | {
-            "code2wav requests/audio s": asked
+            "code2wav requests/audio s": asked,
+            CARRIED: 300.0,
         }
 
     values = {ratio.name: ratio.value for ratio in judge_rates([row(GATHERED, 2.0), row(SINGLE, 12.5)])}
     assert values["code2wav requests, single frames x gathered"] == 6.25
     assert values["C50 at 4 requests/s"] == 1.0
+    assert values["code2wav pod, audio s for each core s"] == 300.0
 
 
 def test_gathering_frames_costs_no_first_audio_and_no_gap() -> None:
