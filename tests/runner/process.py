@@ -20,7 +20,7 @@ TOKEN_VARIABLE = "OMNIPIPE_TEST_TOKEN"
 """Environment variable that marks every process of a group, in whatever session it is."""
 PORTS_EACH = 2_400
 """Ports per group. Those of five concurrent groups stay below the kernel's range for outgoing connections."""
-LEFTOVERS_WAIT_S = 10.0
+LEFTOVERS_WAIT_S = 60.0
 """How long to wait for processes that end by themselves soon after a group: guards, fork servers, resource trackers."""
 STACKS_WAIT_S = 3.0
 

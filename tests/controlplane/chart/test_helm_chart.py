@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,6 @@ from support.controlplane.charts.helm import (
     pick_operators,
     selectors_of,
 )
-from support.controlplane.server.api import eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.schemas import LOCATION, write_schemas
 from support.processes.polling import PATIENCE_S
@@ -41,8 +39,6 @@ CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition
 def server(api_server: ApiServer) -> ApiServer:
     """Returns the API server with the variants' namespaces and the CRDs of the Prometheus operator and Gateway API."""
     api_server.apply_crds(*OTHER_CRDS)
-    known = ("PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute")
-    eventually(lambda: all(kind in json.dumps(api_server.admin.call("GET", "/openapi/v2")) for kind in known))
     for name in (NAMESPACE, "team-a", "team-b", "2024"):
         api_server.create_namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
     return api_server

@@ -112,9 +112,7 @@ def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path:
     api = plane.create_namespace("models")
     with OperatorPods(plane, tmp_path) as pods:
         pods.step()
-        plane.kubectl(
-            "rollout", "status", "deployment/omnipipeline", "--timeout=120s", namespace=NAMESPACE, timeout_s=90
-        )
+        plane.kubectl("rollout", "status", "deployment/omnipipeline", namespace=NAMESPACE)
         api.apply(build_pipeline())
         wait_settled(api)
     plane.kubectl("delete", "-f", OPERATOR, "--selector", "app.kubernetes.io/name=omnipipeline-operator")

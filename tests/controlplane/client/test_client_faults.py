@@ -24,9 +24,10 @@ from omni_kube.errors import (
 )
 from omni_operator.kinds import FIELD_MANAGER
 from support.controlplane.server.api import Api
-from support.controlplane.server.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client
+from support.controlplane.server.api_clients import CONFIG_MAP, config_map, grant, make_client
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -54,7 +55,7 @@ async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultPr
     watching = asyncio.ensure_future(expire_at_the_first_event())
     space.apply(config_map(space))
     with pytest.raises(GoneError):
-        await asyncio.wait_for(watching, DEADLINE_S)
+        await asyncio.wait_for(watching, PATIENCE_S)
 
 
 async def test_who_may_not(api_server: ApiServer, space: Api) -> None:

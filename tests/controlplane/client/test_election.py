@@ -12,12 +12,11 @@ from omni_kube.errors import (
 )
 from omni_kube.lease import LEASE, Leadership, LeaseTimes
 from support.controlplane.server.api import Api
-from support.controlplane.server.api_clients import until
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import until
 
 pytestmark = pytest.mark.controlplane
 
-# An API server that shares its cores with other tests may take half a second for a renewal.
 QUICK = LeaseTimes(duration_s=2, renew_deadline_s=1.5, retry_s=0.1)
 
 
@@ -46,50 +45,54 @@ class Candidate:
 
 
 async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
+    """A busy machine may delay a renewal until the lease expires. Then another candidate may lead sooner than here."""
     candidates = [Candidate(client, space, f"c{number}") for number in range(3)]
-    await until(lambda: any(candidate.leads for candidate in candidates), "one leads")
-    for _ in range(3):
-        (leader,) = (candidate for candidate in candidates if candidate.leads)
-        leader.leadership.ensure()
+    ended: list[Candidate] = []
+
+    def find_leader() -> Candidate | None:
+        leaders = [candidate for candidate in (*candidates, *ended) if candidate.leads]
+        assert len(leaders) <= 1
+        return leaders[0] if leaders and leaders[0] in candidates else None
+
+    while candidates:
+        await until(find_leader)
+        leader = find_leader()
+        if leader is None:
+            continue
         await leader.stop()  # without releasing the lease
         candidates.remove(leader)
-        await until(lambda: not leader.leads, "its lease expires")  # noqa: B023
+        ended.append(leader)
+    await until(lambda: not any(candidate.leads for candidate in ended))
+    for candidate in ended:
         with pytest.raises(NotLeaderError, match="does not hold the lease"):
-            leader.leadership.ensure()
-        if not candidates:
-            break
-        while not any(candidate.leads for candidate in candidates):
-            await asyncio.sleep(0.02)
-            assert sum(candidate.leads for candidate in (*candidates, leader)) <= 1
-        assert sum(candidate.leads for candidate in candidates) == 1
+            candidate.leadership.ensure()
     lease = await client.get(LEASE, space.namespace, "election")
     assert lease is not None
-    assert lease["spec"]["leaseTransitions"] == 2
+    assert lease["spec"]["leaseTransitions"] >= 2
 
 
 async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -> None:
     """Another candidate can acquire a released Lease. Releasing a Lease twice is no error."""
     first = Candidate(client, space, "first")
-    await until(lambda: first.leads, "leads")
+    await until(lambda: first.leads)
     await first.stop()
     await first.leadership.release()
     await first.leadership.release()
-    assert first.told == [True, False]
+    assert not first.told[-1]
     assert not first.leadership.won.is_set()
     second = Candidate(client, space, "second")
-    await until(lambda: second.leads, "leads")
+    await until(lambda: second.leads)
     await second.stop()
 
 
 async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -> None:
     """A leader stops when another holder takes the Lease, and leads again after the Lease is deleted."""
     candidate = Candidate(client, space, "me")
-    await until(lambda: candidate.leads, "leads")
+    await until(lambda: candidate.leads)
     space.patch("Lease", "election", {"spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600}})
-    await until(lambda: not candidate.leads, "lost")
-    await until(lambda: candidate.told == [True, False], "notified")
+    await until(lambda: not candidate.leads and not candidate.told[-1])
     space.delete("Lease", "election")
-    await until(lambda: candidate.leads, "leads again")
+    await until(lambda: candidate.leads)
     assert space.get("Lease", "election")["spec"]["holderIdentity"] == "me"
     await candidate.stop()
 
@@ -97,11 +100,11 @@ async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -
 async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
     """Without the API server a leader stops by its own clock. It leads again once the API server is back."""
     candidate = Candidate(faulty_client, space, "me")
-    await until(lambda: candidate.leads, "leads")
+    await until(lambda: candidate.leads)
     faulty.go_away()
-    await until(lambda: candidate.told == [True, False], "leadership ends by its own clock")
+    await until(lambda: not candidate.leads and not candidate.told[-1])
     faulty.come_back()
-    await until(lambda: candidate.leads, "leads again")
+    await until(lambda: candidate.leads)
     await candidate.stop()
     faulty.go_away()
     await candidate.leadership.release()  # no error, although the API server is away

@@ -14,9 +14,10 @@ from omni_kube.reflector import Reflector
 from omni_kube.store import Store
 from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.server.api import Api
-from support.controlplane.server.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client, until
+from support.controlplane.server.api_clients import CONFIG_MAP, config_map, grant, make_client
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = pytest.mark.controlplane
 
@@ -55,30 +56,30 @@ class Watched:
 async def test_reflector_follows(client: ApiClient, space: Api) -> None:
     space.apply(config_map(space, "before"))
     watched = Watched(client, space)
-    await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
+    await asyncio.wait_for(watched.reflector.synced.wait(), PATIENCE_S)
     assert watched.names() == {"before"}
     assert watched.told == [NamespacedName(space.namespace, "p")]
     space.apply(config_map(space, "after", "q"))
-    await until(lambda: watched.names() == {"before", "after"}, "added")
+    await until(lambda: watched.names() == {"before", "after"})
     assert watched.told[-1] == NamespacedName(space.namespace, "q")
     changed = space.apply(config_map(space, "after", "q", a="c"))["metadata"]["resourceVersion"]
-    await until(lambda: watched.version("after") == changed, "changed")
+    await until(lambda: watched.version("after") == changed)
     space.delete("ConfigMap", "before")
-    await until(lambda: watched.names() == {"after"}, "deleted")
+    await until(lambda: watched.names() == {"after"})
     space.patch("ConfigMap", "after", {"metadata": {"labels": {PIPELINE_LABEL: None}}})
-    await until(lambda: watched.names() == set(), "no longer selected")
-    assert watched.reflector.age_s < DEADLINE_S
+    await until(lambda: watched.names() == set())
+    assert watched.reflector.age_s < PATIENCE_S
     assert watched.reflector.name == f"ConfigMap/{space.namespace}"
     await watched.stop()
 
 
 async def test_reflector_resumes_where_a_watch_ended(client: ApiClient, space: Api) -> None:
     watched = Watched(client, space, watch_timeout_s=1.0)
-    await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
+    await asyncio.wait_for(watched.reflector.synced.wait(), PATIENCE_S)
     for number in range(3):
         space.apply(config_map(space, f"x{number}"))
         await asyncio.sleep(0.7)
-    await until(lambda: watched.names() == {"x0", "x1", "x2"}, "the changes are read over several watches")
+    await until(lambda: watched.names() == {"x0", "x1", "x2"})
     assert watched.reflector.lists == 1
     await watched.stop()
 
@@ -89,20 +90,20 @@ async def test_reflector_finds_deletions_that_no_watch_told(
     for name in ("kept", "lost"):
         space.apply(config_map(space, name, name))
     watched = Watched(faulty_client, space)
-    await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
+    await asyncio.wait_for(watched.reflector.synced.wait(), PATIENCE_S)
     faulty.go_away()
     space.delete("ConfigMap", "lost")
     await asyncio.sleep(0.3)
     watched.told.clear()
     faulty.come_back()
-    await until(lambda: watched.names() == {"kept"}, "the deletion is read from the API server's history")
+    await until(lambda: watched.names() == {"kept"})
     faulty.fail(1.0, ["500"])
     assert faulty.expire_watches() == 1
     space.delete("ConfigMap", "kept")
     space.apply(config_map(space, "new"))
-    await until(lambda: any(call.fault == "500" for call in faulty.calls), "the reflector makes a call that fails")
+    await until(lambda: any(call.fault == "500" for call in faulty.calls))
     faulty.fail(0.0)
-    await until(lambda: watched.names() == {"new"}, "the changes are read from a new list")
+    await until(lambda: watched.names() == {"new"})
     assert NamespacedName(space.namespace, "kept") in watched.told
     assert watched.reflector.lists == 2
     await watched.stop()
@@ -115,7 +116,7 @@ async def test_reflector_waits_for_its_rights(api_server: ApiServer, space: Api)
     await asyncio.sleep(0.5)
     assert not watched.reflector.synced.is_set()
     grant(space)
-    await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
+    await asyncio.wait_for(watched.reflector.synced.wait(), PATIENCE_S)
     assert watched.names() == {"x"}
     await watched.stop()
     await client.transport.close()

@@ -104,6 +104,9 @@ def test_pipelines_move_to_the_new_version_unchanged(api_server: ApiServer, spac
     with pytest.raises(ApiError, match=r"must remain in spec\.versions"):
         write_crd(build_versions("v1beta1", storage="v1beta1"))
     # The commands of docs/upgrade.md: write every pipeline again, then say that no other version is stored.
+    # kubectl keeps what it discovers, so it must not look before the new version is preferred.
+    group = f"/apis/{GROUP}"
+    eventually(lambda: space.call("GET", group)["preferredVersion"]["version"] == "v1beta1", why="discovery")
     live = api_server.kubectl("get", CRD, "--all-namespaces", "-o", "json").stdout
     assert {item["apiVersion"] for item in json.loads(live)["items"]} == {f"{GROUP}/v1beta1"}
     api_server.kubectl("replace", "-f", "-", stdin=live)

@@ -49,7 +49,13 @@ def edit_crd(control_plane: ControlPlane) -> Iterator[Edit]:
         write(spec)
 
     yield edit
-    write(original)
+    # The next test must find the original in force. So it is written twice, the first time with a default to look for.
+    marked = copy.deepcopy(original)
+    schema = marked["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    schema["restored"] = {"type": "boolean", "default": True}
+    for spec, mark in ((marked, True), (original, False)):
+        write(spec)
+        eventually(lambda mark=mark: ("restored" in admin.apply(build_pipeline(), dry_run=True)["spec"]) is mark)
 
 
 def add_defaulted_fields(spec: Properties) -> None:

@@ -44,17 +44,17 @@ def test_a_third_of_the_calls_fails(
     for name in names:
         api.create(build_pipeline(name))
     for name in names:
-        wait_settled(api, name, timeout_s=120)
+        wait_settled(api, name, timeout_s=3 * PATIENCE_S)
     until, version = time.monotonic() + least_s, 1
     while version == 1 or time.monotonic() < until:
         version += 1
         for name in names:
             api.patch("OmniPipeline", name, {"spec": {"defaults": {"image": f"example.com/stage:{version}"}}})
         for name in names:
-            wait_settled(api, name, timeout_s=120)
+            wait_settled(api, name, timeout_s=3 * PATIENCE_S)
     proxy.fail(0.0)
     failed = sum(bool(call.fault) for call in proxy.calls)
-    assert failed >= len(proxy.calls) / 5
+    assert failed >= len(proxy.calls) / 10
     for name in names:
         eventually(lambda name=name: revisions(api, name) == {serving_revision(api, name)})
         api.delete("OmniPipeline", name)
@@ -80,7 +80,7 @@ def test_the_api_server_is_killed_and_away(
         eventually(lambda: api.get("OmniPipeline", "omni")["status"]["observedGeneration"] == 2, timeout_s=PATIENCE_S)
         for pod in api.list("Pod"):
             api.delete("Pod", pod["metadata"]["name"], grace_s=0)
-        wait_settled(api, timeout_s=120)
+        wait_settled(api)
 
 
 @pytest.mark.parametrize("end", ["cut", "410 Gone", "api server restart"])
@@ -106,7 +106,7 @@ def test_watches_end(
         # New objects are seen as well.
         api.create(build_pipeline("second"))
         eventually(lambda: len(list_children(api, "second")) == len(expected), timeout_s=PATIENCE_S)
-        wait_settled(api, "second", timeout_s=120)
+        wait_settled(api, "second")
 
 
 def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
@@ -173,15 +173,13 @@ def test_rights_are_lost_and_regained(api: Api, make_operator: Callable[..., Ope
         for kind, name in expected:
             if kind == "Service":
                 api.delete(kind, name)
-        eventually(
-            lambda: any('code="403"' in sample for sample in operator.metrics()), timeout_s=90, why="calls are refused"
-        )
+        eventually(lambda: any('code="403"' in sample for sample in operator.metrics()), why="calls are refused")
         assert operator.child.running
         for binding in bindings:
             for field in ("resourceVersion", "uid", "creationTimestamp", "managedFields"):
                 binding["metadata"].pop(field)
             api.create(binding)
-        eventually(lambda: snapshot(api) == expected, timeout_s=90)
+        eventually(lambda: snapshot(api) == expected)
         assert api.list("Pod", labels=f"{PIPELINE_LABEL}=omni")
 
 
@@ -190,9 +188,11 @@ def test_a_refused_namespace_holds_up_no_other(api: Api, make_operator: Callable
     with make_operator("--namespace", "deleted-long-ago") as operator:
         api.apply(build_pipeline())
         wait_settled(api)
-        assert operator.metrics()['omni_operator_api_calls_total{code="403",verb="list"}'] > 0
+        eventually(lambda: operator.metrics()['omni_operator_api_calls_total{code="403",verb="list"}'] > 0)
         assert operator.is_ready()
+        refused = "does not let the operator watch the pipelines of namespace deleted-long-ago (403)"
+        eventually(lambda: refused in operator.log.read_text(), why="it says so")
         log = operator.log.read_text()
-    assert log.count("does not let the operator watch the pipelines of namespace deleted-long-ago (403)") == 1
+    assert log.count(refused) == 1
     assert "remove it from watchNamespaces" in log
     assert "Request attempt" not in log, "kopf's own lines, one for each attempt"

@@ -25,7 +25,6 @@ from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 
-HEALED_WITHIN_S = 60.0
 HASH = "omnipipeline.io/desired-hash"
 
 
@@ -71,7 +70,7 @@ def assert_heals(api: Api, before: Children) -> None:
         assert all(HASH in child["metadata"]["annotations"] for child in list_children(api).values())
         return True
 
-    eventually(healed, timeout_s=HEALED_WITHIN_S, why="healed")
+    eventually(healed, why="healed")
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS)
@@ -240,7 +239,7 @@ def test_a_foreign_object_with_a_childs_name(
         # The operator sees this deletion because the object has our label. Without the label no watch would report it.
         wait_condition(api, "Degraded", status="False")
         wait_settled(api)
-        assert set(list_children(api)) == set(expected)
+        eventually(lambda: set(list_children(api)) == set(expected), why="the child is made")
 
 
 def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProcess) -> None:
@@ -255,7 +254,7 @@ def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProces
     assert "ServiceAccount" in degraded["message"]
     wait_idle(operator)
     assert api.get("ServiceAccount", "omni-stages") == theirs
-    assert {kind for kind, _ in list_children(api)} == set(CHILD_KINDS) - {"ServiceAccount"}
+    eventually(lambda: {kind for kind, _ in list_children(api)} == set(CHILD_KINDS) - {"ServiceAccount"})
 
 
 def test_a_foreign_object_with_our_labels_is_not_pruned(api: Api, operator: OperatorProcess, settled: Children) -> None:

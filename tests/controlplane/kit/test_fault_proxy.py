@@ -14,6 +14,7 @@ import urllib3
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -110,7 +111,7 @@ def test_watches_end(proxy: FaultProxy, through: Callable[[], Api], gone: bool) 
     threading.Thread(target=follow, daemon=True).start()
     eventually(lambda: any(c.watch and c.status == 200 for c in proxy.calls))
     eventually(lambda: (proxy.expire_watches if gone else proxy.cut_watches)() == 1)
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_S)
     assert [e["object"]["code"] for e in events if e["type"] == "ERROR"] == ([410] if gone else [])
 
 
@@ -134,7 +135,7 @@ def test_held_watches_say_everything_at_once(proxy: FaultProxy, through: Callabl
     eventually(lambda: len(seen) == 2)
     assert seen == ["a", "b"]
     proxy.cut_watches()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -162,9 +163,9 @@ def test_stop_after_the_second_write(api_server: ApiServer, proxy: FaultProxy, t
         done.set()
 
     threading.Thread(target=write_on, daemon=True).start()
-    assert proxy.stopped.wait(60)
+    assert proxy.stopped.wait(PATIENCE_S)
     assert not done.is_set()
     assert [m["metadata"]["name"] for m in direct.list("ConfigMap")] == ["a", "b"]
     proxy.release()
-    assert done.wait(60)
+    assert done.wait(PATIENCE_S)
     assert len(through().list("ConfigMap")) == 2

@@ -153,7 +153,7 @@ def test_the_api_server_comes_back_at_its_address(control_plane: ControlPlane, a
     assert api.get("ConfigMap", "kept")
     # The controllers, the scheduler and kwok work again as well.
     api.apply(build_deployment("later", replicas=1))
-    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
+    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1)
 
 
 def test_kwok_is_started_again_when_it_crashes(control_plane: ControlPlane, api: Api) -> None:
@@ -161,7 +161,7 @@ def test_kwok_is_started_again_when_it_crashes(control_plane: ControlPlane, api:
     (kwok,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
     os.kill(int(kwok), signal.SIGKILL)
     api.apply(build_deployment("later", replicas=1))
-    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
+    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1)
 
 
 def test_kubectl_is_the_pinned_one(control_plane: ControlPlane, api: Api) -> None:

@@ -124,7 +124,7 @@ def test_health_metrics_and_logs_of_a_pipeline(operator: OperatorProcess, api: A
     assert samples["omni_operator_reconcile_duration_seconds_count"] >= 2.0
     assert samples['omni_operator_reconcile_total{result="changed"}'] >= 1.0
     assert samples["omni_operator_noop_applies_total"] == 0.0
-    assert samples["omni_operator_queued_pipelines"] == 0.0
+    eventually(lambda: operator.metrics()["omni_operator_queued_pipelines"] == 0.0)
     ages = {name: age for name, age in samples.items() if name.startswith("omni_operator_watch_age_seconds")}
     watched = {match[1] for name in ages if (match := re.search(r'watch="(\w+)/', name))}
     assert {"OmniPipeline", "Pod", "ReplicaSet", "EndpointSlice", "Deployment", "Service"} <= watched

@@ -43,9 +43,10 @@ def test_every_panel_and_every_alert_has_an_answer(operator: OperatorProcess, ap
         wait_settled(api)
         ready = f'omni_operator_pipeline_condition{{pipeline_namespace="{api.namespace}", condition="Ready"}} == 1'
         eventually(lambda: prometheus.query(ready), timeout_s=PATIENCE_S, why="the pipeline is ready in Prometheus too")
-        assert find_unanswered(prometheus, panel_queries(OPERATOR_DASHBOARD)) == []
-        assert find_empty_variables(prometheus, OPERATOR_DASHBOARD) == []
-        assert find_unanswered(prometheus, alert_signals(ALERTS)) == []
+        # Rates need two scrapes.
+        eventually(lambda: find_unanswered(prometheus, panel_queries(OPERATOR_DASHBOARD)) == [])
+        eventually(lambda: find_empty_variables(prometheus, OPERATOR_DASHBOARD) == [])
+        eventually(lambda: find_unanswered(prometheus, alert_signals(ALERTS)) == [])
         eventually(lambda: find_broken_rules(prometheus, ALERTS) == [], timeout_s=PATIENCE_S, why="nothing fires")
         families = scrape(f"http://{address}/metrics")
         assert find_bad_metrics(families) == []

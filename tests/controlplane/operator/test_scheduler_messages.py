@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from omni_kube.objects import find_condition
 from omni_operator.reasons import Reason
 from omni_operator.state.pod_causes import find_cause
 from support.controlplane.control_plane import GPU, ControlPlane
@@ -28,8 +27,10 @@ def nodes(control_plane: ControlPlane) -> Iterator[None]:
     """
     control_plane.add_node("free", gpus=1, labels={LABEL: "free"})
     control_plane.add_node("tainted", gpus=1, labels={LABEL: "tainted"}, taints=[TAINT])
-    control_plane.add_node("cordoned", gpus=1, labels={LABEL: "cordoned"})
-    control_plane.admin.patch("Node", "cordoned", {"spec": {"unschedulable": True}})
+    control_plane.add_node("cordoned", gpus=1)
+    # In one write, so that no pod finds the node before it is cordoned.
+    cordon = {"metadata": {"labels": {LABEL: "cordoned"}}, "spec": {"unschedulable": True}}
+    control_plane.admin.patch("Node", "cordoned", cordon)
     yield
     for name in ("free", "tainted", "cordoned"):
         control_plane.admin.delete("Node", name)
@@ -107,11 +108,7 @@ def test_a_pod_that_fits_no_node(api: Api, name: str) -> None:
     pod, reason, words, wrong = PODS[name]
     if name == "unbound claim":
         api.apply(build_claim("unbound", "ReadWriteOnce", storageClassName="none"))
-    cause = find_cause(stage_of(stuck(api, pod)), NOW)
-    assert cause is not None
-    assert cause.reason is reason
-    assert words in cause.message
-    assert wrong not in cause.message
+    wait_cause(api, pod, reason, words, wrong)
 
 
 def test_a_claim_that_one_pod_may_use(api: Api, control_plane: ControlPlane) -> None:
@@ -132,10 +129,8 @@ def test_a_claim_that_one_pod_may_use(api: Api, control_plane: ControlPlane) -> 
     eventually(lambda: api.get("PersistentVolumeClaim", "once")["status"].get("phase") == "Bound", why="bound")
     api.create(build_pod("first", "free", volumes=claim("once")))
     eventually(lambda: api.get("Pod", "first")["spec"].get("nodeName"), why="the first pod has a node")
-    cause = find_cause(stage_of(stuck(api, build_pod("second", "free", volumes=claim("once")))), NOW)
-    assert cause is not None
-    assert cause.reason is Reason.UNSCHEDULABLE
-    assert "strategy: Recreate" in cause.message
+    second = build_pod("second", "free", volumes=claim("once"))
+    wait_cause(api, second, Reason.UNSCHEDULABLE, "strategy: Recreate")
 
 
 def build_claim(name: str, mode: str, **spec: Any) -> Manifest:
@@ -147,11 +142,14 @@ def build_claim(name: str, mode: str, **spec: Any) -> Manifest:
     }
 
 
-def stuck(api: Api, pod: Manifest) -> Manifest:
-    """Creates a pod. Returns it once the scheduler has said why it has no node."""
+def wait_cause(api: Api, pod: Manifest, reason: Reason, words: str, wrong: str = "nothing") -> None:
+    """Creates a pod, and waits for a cause that has the words. At first the scheduler may know only some of the nodes."""
     name = api.create(pod)["metadata"]["name"]
-    eventually(
-        lambda: (find_condition(api.get("Pod", name), "PodScheduled") or {}).get("message"),
-        why="the scheduler answered",
-    )
-    return api.get("Pod", name)
+
+    def explained() -> bool:
+        cause = find_cause(stage_of(api.get("Pod", name)), NOW)
+        assert cause is not None
+        assert (cause.reason, words in cause.message, wrong in cause.message) == (reason, True, False), cause
+        return True
+
+    eventually(explained, why="the scheduler answered")

@@ -30,7 +30,7 @@ from support.controlplane.pipelines import STAGE_LABEL, wait_settled
 from support.controlplane.pod_streams import PodStream, serve_pods, write_container_log
 from support.controlplane.server.api import Api, Manifest
 from support.peers.certificates import Authority, tls_files
-from support.processes.polling import PATIENCE_S
+from support.processes.polling import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.controlplane
 
@@ -89,6 +89,11 @@ def omnipipe(api: Api, control_plane: ControlPlane) -> Run:
     return run
 
 
+def says_ended(log: str, request: str) -> bool:
+    """Returns whether a stage's log has the line of the request's end, which may come after the client's answer."""
+    return any("request ended" in line and request in line for line in log.splitlines())
+
+
 def sample(**entry: Any) -> Manifest:
     document: Manifest = yaml.safe_load(SAMPLE.read_text())
     document["spec"]["entry"] = entry
@@ -114,8 +119,10 @@ def test_a_request_is_sent_found_and_measured(
         assert (
             len(omnipipe("chat", "--pipeline", "sim-omni", "--max-tokens", "8", stdin="Hello.\n").stdout.split()) == 8
         )
-        copy_logs()
         request = found["request_id"]
+        logs = [tmp_path / "logs" / f"{stage}.log" for stage in STAGES]
+        wait_until(lambda: all(says_ended(log.read_text(), request) for log in logs))
+        copy_logs()
         lines = json.loads(omnipipe("logs", request, "-o", "json").stdout)
         assert {line["stage"] for line in lines if line["message"] == "request ended"} == set(STAGES)
         assert {line["request_id"] for line in lines} == {request}

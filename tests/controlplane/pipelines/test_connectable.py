@@ -20,6 +20,7 @@ from support.controlplane.pipelines import (
 )
 from support.controlplane.server.api import Api, Manifest, eventually, register
 from support.controlplane.server.webhook import MutatingWebhook, Patch
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -72,16 +73,15 @@ def test_without_its_entry_service_a_pipeline_is_not_ready(api: Api, operator: O
     api.apply(one_stage())
 
     def says_why() -> str:
-        found = wait_condition(api, "Ready", status="False", reason="ApplyFailed", timeout_s=90)
+        found = wait_condition(api, "Ready", status="False", reason="ApplyFailed")
         return str(found["message"]) if "clients cannot connect" in found["message"] else ""
 
-    assert "exceeded quota: services" in eventually(says_why, timeout_s=90)
+    assert "exceeded quota: services" in eventually(says_why)
     progressing = wait_condition(api, "Progressing", status="True", reason="ApplyFailed")
     assert "exceeded quota: services" in progressing["message"]
-    (pod,) = api.list("Pod")
-    assert condition_of(pod, "Ready")["status"] == "True", "the stage itself serves"
+    eventually(lambda: condition_of(api.list("Pod")[0], "Ready")["status"] == "True", why="the stage itself serves")
     api.delete("ResourceQuota", "services")
-    wait_settled(api, timeout_s=90)
+    wait_settled(api)
 
 
 def test_a_rollout_is_complete_only_when_the_entry_has_switched(
@@ -99,7 +99,7 @@ def test_a_rollout_is_complete_only_when_the_entry_has_switched(
     changed["spec"]["defaults"]["image"] = "example.com/stage:2"
     eventually(lambda: refuses_to_switch(api), why="the policy is in force")
     api.replace_spec(changed)
-    degraded = wait_condition(api, "Degraded", status="True", reason="ApplyFailed", timeout_s=90)
+    degraded = wait_condition(api, "Degraded", status="True", reason="ApplyFailed")
     assert "Service omni" in degraded["message"]
     pipeline = api.get("OmniPipeline", "omni")
     assert serving_revision(api) == old
@@ -109,7 +109,7 @@ def test_a_rollout_is_complete_only_when_the_entry_has_switched(
     assert condition_of(pipeline, "Progressing")["reason"] != "RolloutComplete"
     assert "denied" in condition_of(pipeline, "Progressing")["message"]
     remove()
-    wait_settled(api, timeout_s=90)
+    wait_settled(api)
     assert serving_revision(api) != old
 
 
@@ -160,8 +160,8 @@ def test_what_admission_changes_is_named_until_the_policy_is_gone(
         assert "(spec.replicas)" in progressing["message"]
         eventually(lambda: len(api.list("Pod")) == 2, why="two pods")
     # Nothing reports that the webhook is gone: the operator tries again by itself.
-    wait_condition(api, "Progressing", status="False", reason="Suspended", timeout_s=120)
-    assert api.list("Pod") == []
+    wait_condition(api, "Progressing", status="False", reason="Suspended", timeout_s=2 * PATIENCE_S)
+    eventually(lambda: api.list("Pod") == [])
     wait_condition(api, "Degraded", status="False", reason="AsExpected")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from omni_gateway.telemetry import GatewayMetrics
 from support.controlplane.operators import grant_gateway
 from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
+from support.processes.polling import until
 
 pytestmark = pytest.mark.controlplane
 
@@ -52,13 +52,6 @@ def write(space: Api, name: str, *, ready: str, url: str = "", reason: str = "")
     }
     status: dict[str, Any] = {"conditions": [condition], **({"url": url} if url else {})}
     space.patch("OmniPipeline", name, {"status": status}, subresource="status")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "condition not true within 30 s"
-        await asyncio.sleep(0.02)
 
 
 async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:

@@ -51,7 +51,7 @@ def test_a_rollout_is_unfinished_until_it_is_finished(
     assert kstatus(api)[0] == "InProgress", "no operator has seen it"
     with make_operator():
         wait_settled(api)
-        assert kstatus(api)[0] == "Current"
+        eventually(lambda: kstatus(api)[0] == "Current")
         # The new revision does not fit beside the old one, which keeps serving.
         api.apply(gpu_pipeline(node, image="example.com/stage:2"))
         assert kstatus(api)[0] == "InProgress"
@@ -75,7 +75,7 @@ def test_what_waits_for_a_person_has_failed(api: Api, operator: OperatorProcess)
     assert "kubectl delete" in message
     api.delete("Service", "omni")
     wait_settled(api)
-    assert kstatus(api)[0] == "Current"
+    eventually(lambda: kstatus(api)[0] == "Current")
 
 
 def test_a_pipeline_that_sleeps_is_done(control_plane: ControlPlane, api: Api, operator: OperatorProcess) -> None:
@@ -99,7 +99,7 @@ def test_a_pipeline_that_sleeps_is_done(control_plane: ControlPlane, api: Api, o
     wait_condition(api, "Ready", status="True", reason="Sleeping")
     eventually(lambda: not pods(), why="no pod is left")
     wait_settled(api)
-    assert kstatus(api)[0] == "Current"
+    eventually(lambda: kstatus(api)[0] == "Current")
     eventually(lambda: api.get("OmniStage", "omni-talker")["spec"] == {"replicas": 0}, why="it follows the entry's")
 
     old = serving_revision(api)
@@ -113,8 +113,8 @@ def test_a_pipeline_that_sleeps_is_done(control_plane: ControlPlane, api: Api, o
     scale_entry(1)
     wait_condition(api, "Ready", status="True", reason="AllStagesReady")
     wait_settled(api)
-    assert kstatus(api)[0] == "Current"
-    assert len(pods()) == 2
+    eventually(lambda: kstatus(api)[0] == "Current")
+    eventually(lambda: len(pods()) == 2)
     warnings = [
         event["reason"]
         for event in api.list("Event")

@@ -25,7 +25,7 @@ def kubectl(control_plane: ControlPlane, api: Api) -> Kubectl:
     """
 
     def run(*arguments: str, stdin: Manifest | None = None, fails: bool = False, code: int | None = None) -> str:
-        result = control_plane.kubectl(*arguments, stdin=stdin, namespace=api.namespace, check=False, timeout_s=120)
+        result = control_plane.kubectl(*arguments, stdin=stdin, namespace=api.namespace, check=False)
         wanted = code if code is not None else int(fails)
         assert result.returncode == wanted, (arguments, result.returncode, result.stdout, result.stderr)
         return result.stdout + result.stderr
@@ -91,7 +91,8 @@ def test_server_side_apply_and_patch(api: Api, operator: OperatorProcess, kubect
     ],
 )
 def test_explain(kubectl: Kubectl, path: str, says: str) -> None:
-    text = kubectl("explain", path)
+    # The API server publishes the schemas of a CRD, which kubectl reads, some time after it serves its objects.
+    text = eventually(lambda: kubectl("explain", path))
     assert says in text, text
 
 

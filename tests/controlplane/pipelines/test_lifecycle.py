@@ -25,6 +25,7 @@ from support.controlplane.pipelines import (
     wait_available,
     wait_condition,
     wait_settled,
+    written,
 )
 from support.controlplane.server.api import Api, Manifest, eventually
 from support.controlplane.server.fault_proxy import POD_CHANGES, FaultProxy
@@ -37,17 +38,9 @@ def noop_applies(operator: OperatorProcess) -> float:
     return operator.metrics()["omni_operator_noop_applies_total"]
 
 
-def writes(operator: OperatorProcess) -> float:
-    calls = operator.metrics().items()
-    verbs = ('verb="patch"', 'verb="create"', 'verb="delete"')
-    return sum(
-        v for k, v in calls if k.startswith("omni_operator_api_calls_total") and any(verb in k for verb in verbs)
-    )
-
-
 def test_create(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
     proxy.hold_watches(*POD_CHANGES)
-    with make_operator(server=proxy.url) as operator:
+    with make_operator("--debounce=2", server=proxy.url) as operator:
         api.create(build_pipeline())
         wait_available(api, 3)
         proxy.flow()
@@ -83,10 +76,10 @@ def test_nothing_is_written_while_nothing_changes(api: Api, make_operator: Calla
         api.create(build_pipeline())
         wait_settled(api)
         wait_idle(operator)
-        before = writes(operator)
+        before = operator.count_writes()
         reconciles = operator.metrics()['omni_operator_reconcile_total{result="unchanged"}']
         eventually(lambda: operator.metrics()['omni_operator_reconcile_total{result="unchanged"}'] >= reconciles + 3)
-        assert writes(operator) == before
+        assert operator.count_writes() == before
 
 
 class Edit(NamedTuple):
@@ -254,13 +247,13 @@ def test_a_new_operator_changes_nothing(api: Api, make_operator: Callable[..., O
         wait_settled(api)
         wait_idle(old)
     pods = {pod["metadata"]["uid"] for pod in api.list("Pod")}
-    versions = {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()}
+    children = written(api)
     with make_operator("--log-format", "text", "--workers", "2") as new:
         new.wait_reconciled()
         wait_idle(new)
-        assert writes(new) == 0
+        assert new.count_writes() == 0
     assert {pod["metadata"]["uid"] for pod in api.list("Pod")} == pods
-    assert {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()} == versions
+    assert written(api) == children
 
 
 def test_the_default_image_is_the_operators(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:

@@ -23,6 +23,7 @@ from support.controlplane.operators import MANIFESTS, OperatorProcess
 from support.controlplane.pipelines import build_pipeline, build_stage
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_server import ApiServer
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -85,7 +86,7 @@ async def resolve(api_server: ApiServer, spaces: tuple[Api, Api], *models: str) 
     """Returns the namespaces to which a gateway that starts now sends requests for these models; "" for none."""
     found = ClusterPipelines([space.namespace for space in spaces], api_server.kubeconfig)
     async with found.run(GatewayMetrics()):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not found.is_synced():  # noqa: ASYNC110 - a reflector of each namespace
                 await asyncio.sleep(0.02)
         pipelines = found.list_pipelines()

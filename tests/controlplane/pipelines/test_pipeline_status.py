@@ -21,7 +21,7 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
-from support.controlplane.server.api import Api, Manifest, eventually
+from support.controlplane.server.api import Api, Manifest, eventually, path_of
 from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
@@ -116,7 +116,7 @@ def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
     wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=PATIENCE_S)
     api.delete("ResourceQuota", "gpus")
     # The ReplicaSet controller retries with growing pauses, without a change of the Deployment.
-    wait_settled(api, timeout_s=90)
+    wait_settled(api, timeout_s=3 * PATIENCE_S)
 
 
 def test_a_paused_deployment_is_named_until_it_is_resumed(api: Api, operator: OperatorProcess) -> None:
@@ -133,7 +133,7 @@ def test_a_paused_deployment_is_named_until_it_is_resumed(api: Api, operator: Op
     assert f"kubectl rollout resume deployment/{name} -n {api.namespace}" in degraded["message"]
     assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True", "the old pods keep serving"
     api.patch("Deployment", name, {"spec": {"paused": None}})
-    assert condition_of(wait_settled(api, timeout_s=90), "Degraded")["status"] == "False"
+    assert condition_of(wait_settled(api), "Degraded")["status"] == "False"
 
 
 def test_an_object_that_a_quota_denies_is_not_an_error_of_the_operator(api: Api, operator: OperatorProcess) -> None:
@@ -146,7 +146,7 @@ def test_an_object_that_a_quota_denies_is_not_an_error_of_the_operator(api: Api,
     eventually(lambda: operator.metrics()['omni_operator_reconcile_total{result="denied"}'] >= 1)
     assert operator.metrics()['omni_operator_reconcile_total{result="error"}'] == 0
     api.delete("ResourceQuota", "objects")
-    wait_settled(api, timeout_s=90)
+    wait_settled(api)
 
 
 def test_running_pods_fail_and_recover(api: Api, operator: OperatorProcess) -> None:
@@ -168,17 +168,20 @@ def test_no_flapping_and_events_on_transitions(api: Api, operator: OperatorProce
     seen: list[tuple[str, str]] = []
     done = threading.Event()
 
-    def follow() -> None:
-        while not done.is_set():
-            for event in api.watch("OmniPipeline", timeout_s=5):
-                conditions = (event["object"].get("status") or {}).get("conditions") or []
-                for kind in ("Ready", "Degraded"):
-                    for condition in conditions:
-                        if condition["type"] == kind and (not seen or (kind, condition["status"]) not in last(seen)):
-                            seen.append((kind, condition["status"]))
+    version = api.call("GET", path_of("OmniPipeline", api.namespace))["metadata"]["resourceVersion"]
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
+    def follow() -> None:
+        # One watch, because nothing that happens between two would be seen. It ends with the thread, or the namespace.
+        for event in api.watch("OmniPipeline", timeout_s=1800, resource_version=version):
+            if done.is_set():
+                return
+            conditions = (event["object"].get("status") or {}).get("conditions") or []
+            for kind in ("Ready", "Degraded"):
+                for condition in conditions:
+                    if condition["type"] == kind and (not seen or (kind, condition["status"]) not in last(seen)):
+                        seen.append((kind, condition["status"]))
+
+    threading.Thread(target=follow, daemon=True).start()
     api.create(build_pipeline())
     wait_settled(api)
     edited = build_pipeline(timeouts={"request": 60})
@@ -188,8 +191,8 @@ def test_no_flapping_and_events_on_transitions(api: Api, operator: OperatorProce
     api.replace_spec(edited)
     wait_settled(api)
     wait_idle(operator)
+    eventually(lambda: ("Ready", "True") in seen, why="the watch has told everything")
     done.set()
-    thread.join(20)
     assert [status for kind, status in seen if kind == "Ready"] in (["False", "True"], ["Unknown", "False", "True"])
     assert {status for kind, status in seen if kind == "Degraded"} <= {"False", "Unknown"}
     events = [event for event in api.list("Event") if event["involvedObject"]["kind"] == "OmniPipeline"]

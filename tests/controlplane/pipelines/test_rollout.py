@@ -19,6 +19,7 @@ from support.controlplane.pipelines import (
     serving_revision,
     wait_condition,
     wait_settled,
+    written,
 )
 from support.controlplane.server.api import Api, eventually
 from support.processes.polling import PATIENCE_S
@@ -194,7 +195,7 @@ def test_tls_replaces_the_pods_of_the_entry_alone(api: Api, operator: OperatorPr
     assert (volume["secretName"], volume["optional"]) == ("omni-tls", True)
     ports = [service["spec"]["ports"][0]["appProtocol"] for service in api.list("Service")]
     assert sorted(ports) == ["https"] * 3 + ["kubernetes.io/h2c"] * 2
-    versions = {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in api.list("Deployment")}
+    deployments, reconciles = written(api), operator.count_reconciles()
     api.create(
         {
             "apiVersion": "v1",
@@ -204,5 +205,5 @@ def test_tls_replaces_the_pods_of_the_entry_alone(api: Api, operator: OperatorPr
         }
     )
     api.patch("OmniPipeline", "omni", {"metadata": {"labels": {"looked": "at"}}})
-    wait_settled(api)
-    assert versions == {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in api.list("Deployment")}
+    operator.wait_reconciled(reconciles + 1)
+    assert written(api) == deployments

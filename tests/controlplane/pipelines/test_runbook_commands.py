@@ -20,6 +20,7 @@ from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, wait_settled
 from support.controlplane.server.api import Api
 from support.docs.doc_examples import ROOT, console_commands
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -56,7 +57,7 @@ def test_commands_of_the_runbooks(
     for command in commands:
         line = re.sub(r"\b[A-Z_]{3,}\b", lambda word: words.get(word[0], word[0]), command)
         done = subprocess.run(
-            ["sh", "-c", line], capture_output=True, text=True, timeout=120, env=environment, check=False
+            ["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False
         )
         # Only queries for the operator, the gateway or for events may find nothing: here the operator is not a pod,
         # there is no gateway, and kwok's pods have no events.

@@ -8,7 +8,13 @@ import pytest
 
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
-from support.controlplane.pipelines import REVISION_LABEL, build_two_stages, serving_revision, wait_settled
+from support.controlplane.pipelines import (
+    REVISION_LABEL,
+    build_two_stages,
+    condition_of,
+    serving_revision,
+    wait_settled,
+)
 from support.controlplane.server.api import Api, Manifest, eventually
 from support.processes.polling import PATIENCE_S
 
@@ -103,8 +109,7 @@ def test_the_hpa_controller_scales_a_stage(api: Api, operator: OperatorProcess) 
     api.apply(hpa)
     eventually(lambda: pods_wanted(api, stage) == 3, timeout_s=PATIENCE_S, why="the controller enforces minReplicas")
     wait_settled(api)
-    conditions = {item["type"]: item for item in api.get("HorizontalPodAutoscaler", "hpa")["status"]["conditions"]}
-    assert conditions["AbleToScale"]["status"] == "True"
+    eventually(lambda: condition_of(api.get("HorizontalPodAutoscaler", "hpa"), "AbleToScale")["status"] == "True")
 
 
 def test_from_fixed_replicas_to_scaling_and_back(api: Api, operator: OperatorProcess) -> None:

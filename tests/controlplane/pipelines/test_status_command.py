@@ -23,7 +23,7 @@ def test_a_pipeline_is_drawn_with_its_failure_and_without(
         command = [sys.executable, "-m", "omni_cli", "status", *arguments, "-n", api.namespace]
         command += ["--kubeconfig", str(control_plane.kubeconfig)]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env={"COLUMNS": "400", "PATH": ""}
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={"COLUMNS": "400", "PATH": ""}
         )
 
     broken = build_pipeline()

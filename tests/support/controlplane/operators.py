@@ -27,6 +27,7 @@ preload("omni_operator.__main__")
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 SYSTEM_NAMESPACE = "omnipipeline-system"
+QUIET_ANSWERS = 12
 
 
 class OperatorProcess:
@@ -76,8 +77,8 @@ class OperatorProcess:
             self.child.wait_until(self.is_ready)
 
     def stop(self) -> int | None:
-        """Sends SIGTERM, and SIGKILL after 20 s. Returns the exit status."""
-        return self.child.stop(timeout_s=20)
+        """Sends SIGTERM, and SIGKILL after PATIENCE_S. Returns the exit status."""
+        return self.child.stop()
 
     def kill(self) -> None:
         """Sends SIGKILL."""
@@ -95,14 +96,19 @@ class OperatorProcess:
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
+    def count_reconciles(self) -> float:
+        """Returns how often this process has reconciled, over all pipelines."""
+        return sum(v for k, v in self.metrics().items() if k.startswith("omni_operator_reconcile_total"))
+
+    def count_writes(self) -> float:
+        """Returns the number of this process's patches and deletes, of any result."""
+        samples = self.metrics().items()
+        calls = [(k, v) for k, v in samples if k.startswith("omni_operator_api_calls_total")]
+        return sum(v for k, v in calls if 'verb="patch"' in k or 'verb="delete"' in k)
+
     def wait_reconciled(self, times: float = 1) -> None:
         """Waits until this process has reconciled at least `times` times, over all pipelines."""
-
-        def reconciled() -> bool:
-            samples = self.metrics().items()
-            return sum(v for k, v in samples if k.startswith("omni_operator_reconcile_total")) >= times
-
-        eventually(reconciled, why="the operator reconciles")
+        eventually(lambda: self.count_reconciles() >= times, why="the operator reconciles")
 
     def port(self, name: str) -> int:
         """Returns the `health` or `metrics` port. The operator must listen already."""
@@ -111,7 +117,7 @@ class OperatorProcess:
     def http(self, port: str, path: str) -> tuple[int, str]:
         """Returns status and body of a GET on the health or metrics port; status 0 if there is no response."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(port)}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(port)}{path}", timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -167,18 +173,15 @@ def grant_gateway(api: Api, namespace: str) -> None:
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = PATIENCE_S) -> None:
-    """Waits until the operator's count of patches and deletes has not changed for `quiet_s`."""
-    last, since = -1.0, time.monotonic()
+    """Waits until the operator's count of patches and deletes has not changed for `quiet_s` and QUIET_ANSWERS of its
+    answers: a slow machine gets longer."""
+    last, since, answers = -1.0, time.monotonic(), 0
 
     def quiet() -> bool:
-        nonlocal last, since
-        writes = sum(
-            value
-            for name, value in operator.metrics().items()
-            if name.startswith("omni_operator_api_calls_total") and any(v in name for v in ('"patch"', '"delete"'))
-        )
+        nonlocal last, since, answers
+        writes, answers = operator.count_writes(), answers + 1
         if writes != last:
-            last, since = writes, time.monotonic()
-        return time.monotonic() - since >= quiet_s
+            last, since, answers = writes, time.monotonic(), 0
+        return time.monotonic() - since >= quiet_s and answers >= QUIET_ANSWERS
 
     eventually(quiet, timeout_s=timeout_s, why="the operator stops writing")

@@ -90,7 +90,7 @@ def is_settled(pipeline: Manifest) -> bool:
     )
 
 
-def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Manifest:
+def wait_settled(api: Api, name: str = "omni", timeout_s: float = PATIENCE_S) -> Manifest:
     """Waits until `is_settled`. Returns the pipeline."""
 
     def settled() -> Manifest | None:
@@ -115,7 +115,7 @@ def wait_available(api: Api, count: int) -> None:
             for deployment in deployments
         )
 
-    eventually(available, timeout_s=120, why=f"{count} Deployments available")
+    eventually(available, why=f"{count} Deployments available")
 
 
 def describe_pod(pod: Manifest) -> str:
@@ -177,6 +177,13 @@ def list_labelled(api: Api, name: str = "omni") -> list[tuple[str, str]]:
 def snapshot(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
     """Returns the children without the fields that differ between runs, so that equal results compare equal."""
     return {key: _without_server_fields(child) for key, child in list_children(api, name).items()}
+
+
+def written(api: Api, name: str = "omni") -> dict[tuple[str, str], tuple[str, Manifest]]:
+    """Returns uid and content of each child. Unlike the resource version, these change only with a write of the
+    operator or a user, and not with a status that the cluster's controllers write at any time."""
+    live = list_children(api, name)
+    return {key: (child["metadata"]["uid"], _without_server_fields(child)) for key, child in live.items()}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from support.processes.logged_program import LoggedProgram
+from support.processes.polling import PATIENCE_S
 
 ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 """Prefix of a command: the kernel kills the process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
@@ -78,13 +79,13 @@ class ChildProcess(LoggedProgram):
             raise RuntimeError(f"{self.name} is running already")
         self._process = self._spawn()
 
-    def stop(self, timeout_s: float = 10.0) -> int | None:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int | None:
         """Sends SIGTERM, and SIGKILL after `timeout_s`. Returns the exit status."""
         return self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> int | None:
         """Sends SIGKILL. Returns the exit status."""
-        return self._end(signal.SIGKILL, 10.0)
+        return self._end(signal.SIGKILL, PATIENCE_S)
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, such as SIGSTOP or SIGCONT, and does not wait."""
@@ -118,7 +119,7 @@ class ChildProcess(LoggedProgram):
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(10)
+                self._process.wait(PATIENCE_S)
         return self._process.poll()
 
 

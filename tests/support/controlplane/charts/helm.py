@@ -14,6 +14,7 @@ from tools.release.version import read_version
 
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
 from support.controlplane.server.api import Manifest
+from support.processes.polling import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[4]
 CHART = ROOT / "helm" / "omnipipeline"
@@ -47,7 +48,7 @@ class Helm:
         *arguments: str | Path,
         values: Mapping[str, Any] | None = None,
         check: bool = True,
-        timeout_s: float = 120.0,
+        timeout_s: float = PATIENCE_S,
     ) -> subprocess.CompletedProcess[str]:
         """Runs helm with `values` in a file. Returns the ended process; if it failed, `stdout` ends with its stderr.
 

@@ -18,6 +18,7 @@ from support.controlplane.charts.helm import ROOT, operator_process
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.server.api import Api, Manifest
+from support.processes.polling import PATIENCE_S
 
 _OPERATORS = "labelSelector=app.kubernetes.io/name%3Domnipipeline-operator"
 _TESTS = "labelSelector=app.kubernetes.io/name%3Domnipipeline-test"
@@ -43,7 +44,7 @@ class OperatorPods:
         self._running.clear()
 
     def run(
-        self, command: str, environment: Mapping[str, str], timeout_s: float = 180.0
+        self, command: str, environment: Mapping[str, str], timeout_s: float = 4 * PATIENCE_S
     ) -> subprocess.CompletedProcess[str]:
         """Runs a shell command in the repository, as a user would.
 
@@ -120,7 +121,7 @@ class OperatorPods:
             if old not in script:
                 raise AssertionError(f"{old} is not in the test's script")
             script = script.replace(old, new)
-        return subprocess.run([sys.executable, "-c", script], timeout=90, check=False).returncode
+        return subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=False).returncode
 
     def _end(self, pod: Manifest, code: int) -> None:
         """Writes to the pod's status that it ended with this exit code."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,15 +15,6 @@ from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.server.api import Api
 
 CONFIG_MAP = KIND_BY_NAME["ConfigMap"]
-DEADLINE_S = 60.0
-
-
-async def until(probe: Callable[[], object], why: str) -> None:
-    """Waits until probe() is truthy. Raises TimeoutError after DEADLINE_S."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not probe():  # noqa: ASYNC110 - nothing signals that the probe's result changed
-            await asyncio.sleep(0.02)
-    assert probe(), why
 
 
 def config_map(api: Api, name: str = "x", pipeline: str = "p", **data: str) -> Manifest:

@@ -24,9 +24,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from omni_cli.local.ports import pick_ports
 from support.controlplane.server.api_calls import Call
 from support.controlplane.server.api_server import ApiServer
+from support.processes.polling import PATIENCE_S
 
 T = TypeVar("T")
 Fault = Literal["409", "429", "500", "503", "silence", "lost answer"]
@@ -73,7 +73,7 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def fail(self, share: float, faults: Sequence[Fault] = FAULTS, *, seed: int = 0) -> None:
         """Makes a share (0 to 1) of all later calls fail, including calls that open a watch. 0 ends the faults."""
@@ -135,8 +135,8 @@ class FaultProxy:
         await self._runner.setup()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(pki.server_certificate, pki.server_key)
-        (port,) = pick_ports(1)
-        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls, shutdown_timeout=0.1).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls, shutdown_timeout=0.1).start()
+        ((_, port),) = self._runner.addresses
         self.url = f"https://127.0.0.1:{port}"
         self._open.set()
 
@@ -243,7 +243,7 @@ class FaultProxy:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return future.result(30)
+        return future.result(PATIENCE_S)
 
 
 def _abort(transport: asyncio.BaseTransport | None) -> web.StreamResponse:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from support.controlplane.server.api import Api
+from support.controlplane.server.api import Api, eventually
 
 _PREFIX = "#/definitions/"
 LOCATION = "{{ .ResourceKind }}.json"
@@ -17,11 +17,19 @@ LOCATION = "{{ .ResourceKind }}.json"
 def write_schemas(api: Api, directory: Path, kinds: Iterable[tuple[str, str]]) -> None:
     """Writes a schema that allows no unknown fields for each (apiVersion, kind).
 
-    Raises LookupError if the API server does not have the kind.
+    Waits for the kinds, because the API server publishes the schemas of a CRD some time after it serves its objects.
     """
-    definitions: dict[str, dict[str, Any]] = api.call("GET", "/openapi/v2")["definitions"]
+    wanted = list(kinds)
+
+    def published() -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = api.call("GET", "/openapi/v2")["definitions"]
+        for api_version, kind in wanted:
+            _find(found, api_version, kind)
+        return found
+
+    definitions = eventually(published, why="the schemas are published")
     closed = {name: _close(name, definition) for name, definition in definitions.items()}
-    for api_version, kind in kinds:
+    for api_version, kind in wanted:
         name = _find(definitions, api_version, kind)
         document = {"$ref": _PREFIX + name, "definitions": {used: closed[used] for used in _reachable(closed, name)}}
         (directory / f"{kind.lower()}.json").write_text(json.dumps(document))
