@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from omni_cli.local.guard import list_running
 from omni_proto.client import OmniClient
 from omni_proto.stage_config import ModelSource, StageConfig
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.processes.polling import PATIENCE_S, wait_until
 from support.processes.stage_processes import StageProcess
 
 pytestmark = pytest.mark.pipeline
@@ -70,11 +70,8 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
         assert os.getpgid(template) != os.getpgid(process.pid) != os.getpgid(process.engine_core())
         below = process.list_tree()
         os.kill(template, signal.SIGKILL)
-        assert process.wait(30) == 70, "the exit code for a dead engine"
-        deadline = time.monotonic() + 60
-        while left := list_running(below):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        assert process.wait(PATIENCE_S) == 70, "the exit code for a dead engine"
+        wait_until(lambda: not list_running(below), why=lambda: list_running(below))
 
 
 @pytest.mark.full  # tests/engine/generic/test_llm_engine_processes.py also spawns its engine
@@ -86,4 +83,4 @@ def test_a_process_with_threads_spawns_its_engine(forked: tuple[StageProcess, st
         assert parent_of(process.engine_core()) == process.pid
         assert ask(process) == expected
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0

@@ -39,7 +39,7 @@ class Rule:
 
     name: str
     prefixes: tuple[str, ...]
-    bound_s: float = 2000.0
+    bound_s: float = 3000.0
     takes_s: float = 0.0
     """Roughly how many seconds the group takes while others run on the same two cores. It only orders the groups."""
     first: bool = False

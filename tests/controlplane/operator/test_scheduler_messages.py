@@ -143,7 +143,7 @@ def build_claim(name: str, mode: str, **spec: Any) -> Manifest:
 
 
 def wait_cause(api: Api, pod: Manifest, reason: Reason, words: str, wrong: str = "nothing") -> None:
-    """Creates a pod, and waits for a cause that has the words. At first the scheduler may know only some of the nodes."""
+    """Creates a pod, and waits for a cause that has the words: at first the scheduler may know only some nodes."""
     name = api.create(pod)["metadata"]["name"]
 
     def explained() -> bool:

@@ -49,7 +49,7 @@ SHORT: dict[str, Any] = {
 
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
-    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
+    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": PATIENCE_S}
     # Two diffusion steps instead of ten save time. The test compares what the edges carry.
     sampling = {"token2wav": {"num_inference_steps": 2}, **job.get("sampling", {})}
     return await client.run(**{**arguments, **job, "sampling": sampling, **more})
@@ -115,7 +115,7 @@ async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline
             sampling=sampling,
             include_token_ids=True,
             include_codec_tokens=True,
-            timeout=100.0,
+            timeout=2 * PATIENCE_S,
         )
         try:
             async for event in events:
@@ -186,7 +186,7 @@ async def test_more_than_it_takes_is_refused_at_once_or_served(stream_pipeline: 
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         expected = outcome(await run(client, SHORT))
         results = await asyncio.wait_for(
-            asyncio.gather(*(run(client, SHORT) for _ in range(30)), return_exceptions=True), 120
+            asyncio.gather(*(run(client, SHORT) for _ in range(30)), return_exceptions=True), 3 * PATIENCE_S
         )
         served = [item for item in results if not isinstance(item, BaseException)]
         refused = [item for item in results if isinstance(item, BaseException)]

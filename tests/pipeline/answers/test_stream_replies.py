@@ -46,7 +46,7 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], *, diffuses: bool = True, **more: Any) -> GenerationResult:
-    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
+    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": PATIENCE_S}
     # Two diffusion steps instead of ten save time. The test compares what the edges carry.
     few = {"token2wav": {"num_inference_steps": 2}} if diffuses else {}
     sampling = {**few, **job.get("sampling", {})}

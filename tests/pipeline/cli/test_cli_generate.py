@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from support.processes.pipelines import OMNIPIPE, RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -18,8 +19,8 @@ SPEECH = Path(__file__).parents[3] / "cli" / "omni_cli" / "assets" / "speech.wav
 
 
 def generate(running: RunningPipeline, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [OMNIPIPE, "generate", "--endpoint", running.endpoint, "--timeout", "120", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=180, check=False)
+    command = [OMNIPIPE, "generate", "--endpoint", running.endpoint, "--timeout", str(PATIENCE_S), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
 
 
 def test_text_wav_timeline_and_json(tiny_pipeline: RunningPipeline, tmp_path: Path) -> None:

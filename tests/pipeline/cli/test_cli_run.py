@@ -86,7 +86,7 @@ def test_stage_that_cannot_start_says_why(one_stage: Path, tiny_checkpoint: Path
         "--log-dir",
         str(tmp_path / "logs"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "stage thinker ended with exit code 78" in done.stderr
     assert "qwen2_5_omni/singer" in done.stderr

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +47,10 @@ class Entry:
 
     def curl(self, *flags: str, verb: str = f"{SERVICE}/GetStage") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [grpcurl(), "-max-time", "60", "-connect-timeout", "10", *flags, f"127.0.0.1:{self.port}", verb],
+            [grpcurl(), "-max-time", "120", "-connect-timeout", "10", *flags, f"127.0.0.1:{self.port}", verb],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=2 * PATIENCE_S,
             check=False,
         )
 
@@ -127,16 +128,21 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
     """
     entry = start(tls_files(authority.issue(hosts=[HOST])))
     trusted = [*entry.trust(authority), "-authority", HOST]
-    steps = 60
-    slow = {"thinker": {"maxTokens": steps, "topK": 250}}
+    slow = {"thinker": {"maxTokens": 4000, "topK": 250}}
     request = json.dumps({"start": {"text": "hello", "sampling": slow}}) + json.dumps({"end": {}})
-    command = [grpcurl(), *trusted, "-max-time", "120", "-d", "@", f"127.0.0.1:{entry.port}", f"{SERVICE}/Generate"]
+    command = [grpcurl(), *trusted, "-d", "@", f"127.0.0.1:{entry.port}", f"{SERVICE}/Generate"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stream:
         assert stream.stdin
         assert stream.stdout
         stream.stdin.write(request)
         stream.stdin.close()
-        assert any('"accepted"' in line for line in iter(stream.stdout.readline, ""))
+        words: list[str] = []
+
+        def read(lines: Iterable[str]) -> None:
+            words.extend(line for line in lines if '"text":' in line)
+
+        threading.Thread(target=read, args=(stream.stdout,), daemon=True).start()
+        wait_until(lambda: words)
         new = Authority("cert-manager, next year")
         renewed = new.issue(hosts=[HOST], lasts=9 * DAY)
         entry.secret.write(tls_files(renewed))
@@ -146,11 +152,9 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
         entry.secret.write({"tls.crt": b"", "tls.key": renewed.key})
         entry.until(lambda: entry.process.metric("thinker", REJECTED) == 1)
         assert entry.curl(*entry.trust(new), "-authority", HOST).returncode == 0
-        assert stream.poll() is None, "the stream must stay open"
-        rest = stream.stdout.read()
-    assert stream.returncode == 0
-    assert rest.count('"text":') >= steps
-    assert '"summary"' in rest
+        heard = len(words)
+        wait_until(lambda: len(words) > heard + 2, why=lambda: "the stream must stay open")
+        stream.kill()
     entry.secret.write(tls_files(renewed))
     entry.until(lambda: entry.process.metric("thinker", REJECTED) == 0)
 
@@ -158,10 +162,10 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
 def test_omnipipe_generate_over_tls(start: Callable[..., Entry], authority: Authority) -> None:
     entry = start(tls_files(authority.issue(hosts=[HOST])))
     trusted = entry.trust(authority)[1]
-    command = [OMNIPIPE, "generate", "--text", "hello", "--raw", "--timeout", "60"]
+    command = [OMNIPIPE, "generate", "--text", "hello", "--raw", "--timeout", "120"]
 
     def generate(*flags: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
 
     url = f"grpcs://127.0.0.1:{entry.port}"
     done = generate("--endpoint", url, "--ca", trusted, "--server-name", HOST)

@@ -122,14 +122,14 @@ class Watch:
             await asyncio.sleep(0.05)
 
 
-async def wait_until_idle(process: StageProcess, seconds: float = 60) -> None:
+async def wait_until_idle(process: StageProcess) -> None:
     """Returns once every stage of the process reports 0 requests, 0 bytes and 0 unfinished engine requests."""
     names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 
     def left() -> list[tuple[str, str]]:
         return [(stage, name) for stage in process.ports for name in names if process.metric(stage, name) != 0]
 
-    await until(lambda: not left(), seconds, left)
+    await until(lambda: not left(), why=left)
 
 
 def sampling(**stages: dict[str, int]) -> dict[str, sampling_pb2.SamplingParams]:

@@ -48,7 +48,7 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
         sampling = {"thinker": {"max_tokens": 4, "top_k": 1}}
         async with aclosing(client.generate(raw_text="hello", modalities=modalities, sampling=sampling)) as events:
             with suppress(TimeoutError):
-                async with asyncio.timeout(rng.uniform(0.0, 0.02) if at_once else 60):
+                async with asyncio.timeout(rng.uniform(0.0, 0.02) if at_once else PATIENCE_S):
                     async for event in events:
                         stop_after -= 1
                         if isinstance(event, AudioChunk) if at_audio else stop_after == 0:
@@ -71,11 +71,11 @@ async def settle(process: StageProcess) -> None:
 
 
 async def count_tasks(process: StageProcess, at_most: float) -> float:
-    """Returns the number of asyncio tasks in the process, after waiting up to 60 s for at most `at_most`.
+    """Returns the number of asyncio tasks in the process, after waiting for at most `at_most`.
 
     The last callbacks of grpc.aio take a moment.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while (tasks := process.metric("thinker", "cheap_tasks")) > at_most and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     return tasks

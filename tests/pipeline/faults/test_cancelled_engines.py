@@ -64,7 +64,7 @@ def held(stages: OmniStages) -> dict[str, list[str]]:
 async def cancel_after(client: AsyncOmniClient, family: str, stage: str, events: int) -> None:
     """Cancels a request once `stage` has sent `events` events (token deltas or its end)."""
     sampling = {**LONG, **LAST[family]}
-    arguments = {"sampling": sampling, "include_token_ids": True, "include_codec_tokens": True, "timeout": 60}
+    arguments = {"sampling": sampling, "include_token_ids": True, "include_codec_tokens": True, "timeout": PATIENCE_S}
     async with aclosing(client.generate(raw_text="hello there", **arguments)) as answers:
         async for event in answers:
             if getattr(event, "stage", "") == stage and isinstance(event, TokenDelta | StageFinished):

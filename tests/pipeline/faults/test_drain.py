@@ -16,8 +16,8 @@ from support.stages.cheap_stages import WORD
 
 pytestmark = pytest.mark.pipeline
 
-SLOWLY = {"thinker": {"max_tokens": 20, "top_k": 100}}
-"""Sampling for a request that takes two seconds."""
+WORDS, MANY = 20, 1000
+"""Lengths of requests that take two seconds, and that go on until they are aborted."""
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def entry(tmp_path: Path) -> Iterator[StageProcess]:
         yield process.start()
 
 
-async def collect_text(client: AsyncOmniClient, begun: asyncio.Event) -> str:
-    text = ""
-    async for event in client.generate(raw_text="hello", modalities=["text"], sampling=SLOWLY, timeout=PATIENCE_S):
+async def collect_text(client: AsyncOmniClient, begun: asyncio.Event, words: int = WORDS) -> str:
+    text, sampling = "", {"thinker": {"max_tokens": words, "top_k": 100}}
+    async for event in client.generate(raw_text="hello", modalities=["text"], sampling=sampling, timeout=PATIENCE_S):
         if isinstance(event, Accepted):
             begun.set()
         text += getattr(event, "text", "")
@@ -43,14 +43,14 @@ async def test_sigterm_lets_calls_end_and_exits_with_0(entry: StageProcess) -> N
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), PATIENCE_S)
         entry.send(signal.SIGTERM)
         texts = await asyncio.gather(*running)
-    assert texts == [WORD * 20] * 8
-    assert await asyncio.to_thread(entry.wait, 20) == 0
+    assert texts == [WORD * WORDS] * 8
+    assert await asyncio.to_thread(entry.wait, PATIENCE_S) == 0
 
 
 async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
     async with AsyncOmniClient(f"127.0.0.1:{entry.ports['thinker']['grpc']}") as client:
         begun = asyncio.Event()
-        running = asyncio.create_task(collect_text(client, begun))
+        running = asyncio.create_task(collect_text(client, begun, MANY))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)
         entry.send(signal.SIGTERM)
         # Two pending signals of the same kind are delivered as one, so the first must have been handled.
@@ -59,7 +59,7 @@ async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
         with pytest.raises(OmniRequestError) as caught:
             await running
     assert (caught.value.code.name, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
-    assert await asyncio.to_thread(entry.wait, 20) == 143
+    assert await asyncio.to_thread(entry.wait, PATIENCE_S) == 143
 
 
 def wait_until_draining(entry: StageProcess) -> None:

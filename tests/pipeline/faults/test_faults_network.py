@@ -29,10 +29,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOPS = ("thinker", "talker", "token2wav")
 """A hop is named after the stage that it leads to."""
 DEADLINE_S = 2.0
-SLACK_S = 20.0
-"""How much later than its deadline a call may end on a busy machine. A call that hangs would exceed any limit."""
-RECOVERY_S = 30.0
-"""How long a hop may take to recover. A channel retries an unreachable peer once a second."""
 ROWS = 20_000
 """Rows of 8 bfloat16 and an int64: about 480 kB to the talker, 160 kB on to token2wav."""
 
@@ -75,7 +71,7 @@ class Bench:
     async def ask(self, timeout_s: float) -> OmniRequestError | None:
         """Sends one request. Returns its error, or None after a complete answer.
 
-        Fails if that takes longer than the deadline plus SLACK_S.
+        Fails if that takes longer than the deadline plus PATIENCE_S, as a call that hangs does.
         """
         began = time.monotonic()
         try:
@@ -83,7 +79,7 @@ class Bench:
         except OmniRequestError as error:
             return error
         finally:
-            assert time.monotonic() - began < timeout_s + SLACK_S, f"the call hung on the hop to {self.hop}"
+            assert time.monotonic() - began < timeout_s + PATIENCE_S, f"the call hung on the hop to {self.hop}"
         assert (result.text, len(result.audio)) == ("Hello", 2 * ROWS)
         return None
 
@@ -94,9 +90,9 @@ class Bench:
         while error := await self.ask(PATIENCE_S):
             # After a refused connection, a channel may report UNAVAILABLE, but only until it has connected again.
             assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was repaired: {error}"
-            assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
+            assert time.monotonic() - began < PATIENCE_S, f"the hop to {self.hop} did not recover: {error}"
         for name, stage in self.stages.items():
-            assert await stage.server.in_flight.wait_idle(DEADLINE_S + SLACK_S), name
+            assert await stage.server.in_flight.wait_idle(PATIENCE_S), name
             assert (stage.server.admission.requests, stage.server.admission.bytes) == (0, 0), name
             assert stage.engine.unfinished_requests == 0, name
 
@@ -163,7 +159,7 @@ SILENT = {
 async def test_silence_ends_with_the_deadline(benches: list[Bench], name: str) -> None:
     async def check(bench: Bench) -> None:
         bench.proxy.toxics = SILENT[name]
-        for _ in range(10):
+        for _ in range(50):
             error = await bench.ask(DEADLINE_S)
             assert error is not None
             assert error.code.name == "DEADLINE_EXCEEDED"

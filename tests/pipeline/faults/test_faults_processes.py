@@ -25,9 +25,8 @@ from support.processes.stage_processes import CHEAP, StageProcess, chain_configs
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 
-STEP_TIMEOUT_S = 10.0
+STEP_TIMEOUT_S = 20.0
 """Longer than any step takes on a machine that is busy with other tests, so only a stuck engine exceeds it."""
-RECOVERY_S = 30.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SAMPLING = {"thinker": {"temperature": 0.0, "max_tokens": 8}, "talker": {"temperature": 0.0, "max_tokens": 16}}
 LONG = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 1800, "min_tokens": 1800}}
@@ -55,14 +54,14 @@ class Chain:
         return caught.value
 
     async def check_served(self) -> None:
-        """Checks that a request succeeds. Channels have RECOVERY_S to reconnect to a peer that was lost."""
+        """Checks that a request succeeds. Channels have PATIENCE_S to reconnect to a peer that was lost."""
         began = time.monotonic()
         while True:
             try:
                 result = await self.run()
                 break
             except OmniRequestError as error:
-                if time.monotonic() - began > RECOVERY_S:
+                if time.monotonic() - began > PATIENCE_S:
                     raise AssertionError("the pipeline did not recover") from error
         assert result.text
         assert len(result.audio) > 0
@@ -111,7 +110,7 @@ def processes(
 ) -> Iterator[dict[str, StageProcess]]:
     folder, family = tmp_path_factory.mktemp("faults"), request.param
     checkpoint = make_tiny_checkpoint(0, "small", family)
-    timeouts = {"step": STEP_TIMEOUT_S, "drainNotice": 0.5, "request": 60}
+    timeouts = {"step": STEP_TIMEOUT_S, "drainNotice": 0.5, "request": 300}
     configs = chain_configs(
         pick_chain_ports(family), family=family, model={"path": str(checkpoint)}, engineArgs=MODEL, timeouts=timeouts
     )
@@ -132,8 +131,8 @@ async def chain(processes: dict[str, StageProcess]) -> AsyncIterator[Chain]:
         yield Chain(processes, client)
 
 
-def wait_until_gone(known: set[Any], seconds: float = 60) -> None:
-    wait_until(lambda: not list_running(known), seconds, lambda: f"still there: {list_running(known)}")
+def wait_until_gone(known: set[Any]) -> None:
+    wait_until(lambda: not list_running(known), why=lambda: f"still there: {list_running(known)}")
 
 
 async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain: Chain) -> None:
@@ -141,10 +140,9 @@ async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain
     talker = chain.processes["talker"]
     running, _ = await chain.begin_long()
     os.kill(talker.engine_core(), signal.SIGKILL)
-    killed = time.monotonic()
     error = await asyncio.wait_for(running, PATIENCE_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "ENGINE_DEAD", "talker")
-    assert await asyncio.to_thread(talker.wait, killed + 20 - time.monotonic()) == 70
+    assert await asyncio.to_thread(talker.wait, PATIENCE_S) == 70
     assert json.loads(talker.termination.read_text())["reason"] == "EngineDead"
     # The talker is gone now. Requests without audio succeed, and requests with allow_partial get the text.
     error = await chain.fail()
@@ -175,7 +173,7 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
         known = talker.list_tree()
         # kubelet would send SIGTERM too. The engine is still suspended by SIGSTOP.
         talker.send(signal.SIGTERM)
-        await asyncio.to_thread(talker.wait, 30)
+        await asyncio.to_thread(talker.wait, PATIENCE_S)
         wait_until_gone(known)
     finally:
         if talker.poll() is None:
@@ -195,7 +193,7 @@ async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain:
         other_process.start()
         began = time.monotonic()
         while (error := await chain.fail()).reason == "DOWNSTREAM_UNAVAILABLE":
-            assert time.monotonic() - began < RECOVERY_S
+            assert time.monotonic() - began < PATIENCE_S
         assert (error.code.name, error.reason, error.stage) == (
             "FAILED_PRECONDITION",
             "EDGE_SCHEMA_MISMATCH",
@@ -213,7 +211,7 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
     talker.send(signal.SIGKILL)
     error = await asyncio.wait_for(running, PATIENCE_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
-    assert await asyncio.to_thread(talker.wait, 20) == -signal.SIGKILL
+    assert await asyncio.to_thread(talker.wait, PATIENCE_S) == -signal.SIGKILL
     # The talker's engine and its template were not killed, but must not outlive the stage server.
     assert len(below) > 1
     wait_until_gone(below)
@@ -223,15 +221,17 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
 
 async def test_sigterm_with_requests_in_flight(chain: Chain) -> None:
     thinker, talker = chain.processes["thinker"], chain.processes["talker"]
-    requests = [asyncio.create_task(chain.run(seed=number)) for number in range(4)]
-    while thinker.metric("thinker", "omni_stage_inflight_requests") < 4:
+    # So long that all are in flight at once even if this process has to wait for a core.
+    spoken = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 200, "min_tokens": 200}}
+    requests = [asyncio.create_task(chain.run(seed=number, sampling=spoken)) for number in range(4)]
+    while await asyncio.to_thread(thinker.metric, "thinker", "omni_stage_inflight_requests") < 4:
         await asyncio.sleep(0.01)
         assert not any(request.done() for request in requests)
     known = thinker.list_tree()
     thinker.send(signal.SIGTERM)
     for result in await asyncio.gather(*requests):
         assert result.audio
-    assert await asyncio.to_thread(thinker.wait, 40) == 0
+    assert await asyncio.to_thread(thinker.wait, PATIENCE_S) == 0
     wait_until_gone(known)
     assert "drained" in thinker.read_log()
     assert talker.health("talker", "readiness") == "SERVING", "a stage's health is its own"

@@ -13,7 +13,7 @@ from omni_proto.pod_contract import ExitCode
 from omni_proto.stage_config import Listen, StageConfig
 from omni_stage.fetch.checkpoint import INDEX
 from support.engines.omni_stages import stage_config
-from support.processes.stage_processes import StageProcess
+from support.processes.stage_processes import START_TIMEOUT_S, StageProcess
 
 pytestmark = pytest.mark.pipeline
 
@@ -45,7 +45,7 @@ def read_refusal(config: StageConfig, folder: Path) -> dict[str, str]:
     # Free ports, because another test may listen on the default ones.
     listen = Listen(host="127.0.0.1", grpc_port=0, health_port=0, metrics_port=0)
     with StageProcess([config.model_copy(update={"listen": listen})], folder, fork=True) as stage:
-        assert stage.start(wait=False).wait(120) == ExitCode.BAD_CONFIGURATION
+        assert stage.start(wait=False).wait(START_TIMEOUT_S) == ExitCode.BAD_CONFIGURATION
         left: dict[str, str] = json.loads(stage.termination.read_text())
     assert left["reason"] == "InvalidConfiguration"
     return left

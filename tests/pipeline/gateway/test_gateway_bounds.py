@@ -24,7 +24,7 @@ from omni_gateway.settings import GatewaySettings
 from support.machine.sockets import list_listeners
 from support.peers.gateways import serve_gateway
 from support.processes.pipelines import RunningPipeline
-from support.processes.polling import PATIENCE_S
+from support.processes.polling import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pipeline
 
@@ -46,10 +46,7 @@ def requests_in(pipeline: RunningPipeline) -> float:
 
 
 def wait_for_requests(pipeline: RunningPipeline, *, any_left: bool) -> None:
-    deadline = time.monotonic() + 60
-    while (requests_in(pipeline) > 0) is not any_left:
-        assert time.monotonic() < deadline, f"{requests_in(pipeline)} requests"
-        time.sleep(0.05)
+    wait_until(lambda: (requests_in(pipeline) > 0) is any_left, why=lambda: requests_in(pipeline))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -79,11 +76,11 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(tiny_gateway: str) -
 
 def test_bodies_are_bounded_in_size_and_in_time(tiny_pipeline: RunningPipeline) -> None:
     pipeline = ServedPipeline(MODEL, f"grpc://{tiny_pipeline.endpoint}")
-    bounds = GatewaySettings(max_body_bytes=2048, body_seconds=0.5)
-    with serve_gateway(pipeline, settings=bounds) as url:
+    with serve_gateway(pipeline, settings=GatewaySettings(max_body_bytes=2048)) as url:
         # A chunked body without Content-Length.
         answer = httpx.post(f"{url}/v1/chat/completions", content=iter([b"x" * 1000] * 5), timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    with serve_gateway(pipeline, settings=GatewaySettings(body_seconds=0.5)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
             client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
@@ -122,20 +119,16 @@ def test_keys_let_in_and_limits_hold(
 def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: Path) -> None:
     config, address = tmp_path / "gateway.yaml", tmp_path / "address.json"
     # Long enough for the question below, even if this process has to wait for a core.
-    config.write_text("drainNoticeSeconds: 5\n")
+    config.write_text("drainNoticeSeconds: 10\n")
     command = [sys.executable, "-m", "omni_gateway", "--host", "127.0.0.1", "--port", "0", "--config", str(config)]
     command += ["--endpoint", f"{MODEL}=grpc://{tiny_pipeline.endpoint}", "--address-file", str(address)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not address.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: address.exists() or process.poll() is not None)
             url = json.loads(address.read_text())["http"]
             assert [str(one.port) for one in list_listeners({process.pid})] == [url.rpartition(":")[2]]
             asked = {**LONG, "max_completion_tokens": 300, "stream": True}
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=120) as answer:
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=PATIENCE_S) as answer:
                 lines = answer.iter_lines()
                 assert next(lines).startswith("data: ")
                 process.send_signal(signal.SIGTERM)
@@ -143,6 +136,6 @@ def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: P
                     time.sleep(0.05)
                 assert (ready.status_code, ready.headers["connection"]) == (503, "close")
                 assert [line for line in lines if line][-1] == "data: [DONE]"
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()

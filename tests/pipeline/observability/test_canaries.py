@@ -69,12 +69,12 @@ async def test_nothing_of_a_request_leaks(family: str, request: pytest.FixtureRe
         for name, arguments in GOOD.items():
             # Bare token ids have no assistant turn, so Qwen3-Omni's talker has nothing to speak.
             modalities = ("text",) if (name, family) == ("tokens", "qwen3_omni") else ()
-            await client.run(**{"sampling": FEW[family], "timeout": 100, "modalities": modalities, **arguments})
+            await client.run(**{"sampling": FEW[family], "timeout": PATIENCE_S, "modalities": modalities, **arguments})
         for name, arguments in BAD.items():
             for partial in (False, True):
                 try:
                     result = await client.run(
-                        **{"sampling": FEW[family], "timeout": 100, "allow_partial": partial, **arguments}
+                        **{"sampling": FEW[family], "timeout": PATIENCE_S, "allow_partial": partial, **arguments}
                     )
                 except OmniRequestError as error:
                     said.append(told(error))

@@ -17,6 +17,7 @@ import yaml
 from omni_cli.commands.demo import tiny_model_command
 from omni_cli.local.guard import list_tree
 from omni_cli.local.pipeline import STAGE_COMMAND, gateway_command
+from omni_cli.local.ports import pick_ports
 from omni_cli.local.processes import SessionGuard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
 from support.processes.polling import PATIENCE_S, wait_until
@@ -295,14 +296,12 @@ def test_a_taken_port_of_the_gateway_is_refused_before_any_stage_starts(launch: 
 
 
 def test_one_port_for_both_is_refused(launch: Callable[..., Run]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    (port,) = pick_ports(1)
     status, _, err = launch(port=port, http=port).finish()
     assert status == 1
     assert f"--port and --http are both {port}" in err
 
 
 def test_port_asked_for_is_the_entry(launch: Callable[..., Run]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    (port,) = pick_ports(1)
     assert launch(port=port).wait_ready()["endpoint"] == f"127.0.0.1:{port}"

@@ -6,7 +6,6 @@ import itertools
 import os
 import ssl
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -21,7 +20,7 @@ from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
 from support.peers.gateways import serve_gateway
-from support.processes.polling import PATIENCE_S
+from support.processes.polling import PATIENCE_S, wait_until
 
 HOST = "omni.models.svc"
 _times = itertools.count(1_700_000_000)
@@ -38,13 +37,6 @@ def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
     moment = next(_times)
     for name in files:
         os.utime((secret.directory / name).resolve(), (moment, moment))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met within 30 s"
-        time.sleep(0.05)
 
 
 def shown_serial(url: str) -> int:
@@ -69,12 +61,12 @@ def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.Monk
             assert client.get("/health").status_code == 200
             assert shown_serial(url) == first.serial
             write(secret, tls_files(second))
-            until(lambda: shown_serial(url) == second.serial)
+            wait_until(lambda: shown_serial(url) == second.serial)
             write(secret, tls_files(Pair(third.certificate, first.key, third.serial, third.not_after)))
             time.sleep(0.5)
             assert shown_serial(url) == second.serial, "a certificate without its key is not used"
             write(secret, tls_files(third))
-            until(lambda: shown_serial(url) == third.serial)
+            wait_until(lambda: shown_serial(url) == third.serial)
             assert client.get("/health").status_code == 200
 
 

@@ -10,10 +10,11 @@ import yaml
 from support.controlplane.server.api import eventually
 from support.operator.operator_pipelines import build_all, make_pipeline, pick
 from support.peers.prometheus import PodTarget, PrometheusProcess, scrape_config
-from support.processes.polling import PATIENCE_S
 
 PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 STAGES = ("thinker", "talker", "token2wav")
+JOBS = 3
+"""The stages' by the page and by the PodMonitor, and the operator's."""
 
 
 def read_jobs(targets: list[PodTarget]) -> list[dict[str, Any]]:
@@ -45,7 +46,9 @@ def test_the_page_and_the_pod_monitor_agree(tmp_path: Path) -> None:
     targets.append(PodTarget("127.0.0.1:8", "models", "database-0", {"app.kubernetes.io/name": "postgres"}))
     monitored = scrape_config("monitor", targets[:-2], pick(children, "PodMonitor"))
     with PrometheusProcess(tmp_path, [monitored, *read_jobs(targets)]) as prometheus:
-        found = eventually(lambda: labels_by_job(prometheus), timeout_s=PATIENCE_S, why="it knows its targets") or {}
+        # It learns the targets of one job after the other.
+        found = eventually(lambda: len(jobs := labels_by_job(prometheus)) == JOBS and jobs, why="all jobs have targets")
+        assert isinstance(found, dict)
     assert found["monitor"] == found["omnipipeline-stages"]
     assert [labels["stage"] for labels in found["monitor"]] == sorted(STAGES)
     wanted = {"namespace", "pod", "pipeline", "stage", "revision", "instance"}

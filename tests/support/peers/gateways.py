@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipe
 from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.server import ListenOptions, make_server
 from omni_gateway.settings import GatewaySettings
+from support.processes.polling import PATIENCE_S, wait_until
 
 
 @contextmanager
@@ -34,16 +34,14 @@ def serve_gateway(
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        deadline = time.monotonic() + 30
-        while not server.started:
-            if time.monotonic() > deadline or not thread.is_alive():
-                raise RuntimeError("the gateway did not start")
-            time.sleep(0.01)
+        wait_until(lambda: server.started or not thread.is_alive())
+        if not server.started:
+            raise RuntimeError("the gateway did not start")
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"{'https' if tls_dir else 'http'}://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE_S)
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,9 @@ def run_gateway(folder: Path, endpoint: str, config: str = "") -> Iterator[Gatew
     command += ["--endpoint", endpoint, "--address-file", str(address)]
     with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not address.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the gateway did not start: {log.read_text()}")
-                time.sleep(0.05)
+            wait_until(lambda: address.exists() or process.poll() is not None, why=log.read_text)
+            if not address.exists():
+                raise RuntimeError(f"the gateway did not start: {log.read_text()}")
             yield GatewayProcess(process, json.loads(address.read_text())["http"], log)
         finally:
             process.kill()

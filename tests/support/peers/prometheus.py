@@ -46,7 +46,7 @@ def prometheus_program(name: str) -> str:
 def run_promtool(*arguments: str | Path) -> str:
     """Runs promtool. Returns its output. Raises AssertionError if it fails."""
     command = [prometheus_program("promtool"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -133,11 +133,11 @@ class PrometheusProcess(PrometheusApi):
 
     def __enter__(self) -> Self:
         self._child.start()
-        self._child.wait_until(self.is_ready, timeout_s=START_TIMEOUT_S)
+        self._child.wait_until(self.is_ready)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.stop(timeout_s=20)
+        self._child.stop()
 
 
 # Targets as Kubernetes service discovery describes them, relabelled by the PodMonitor
