@@ -142,6 +142,8 @@ def test_a_field_renamed_between_versions_is_lost_so_both_names_stay(space: Api,
     for version in ("v1alpha1", "v1beta1"):
         rename(spec_properties(crd, version), keep=True)
     write_crd(crd)
+    # A write before the new schema is in force would lose the field for good.
+    eventually(lambda: read(space, "v1beta1")["spec"].get("timeouts") == {"request": 60}, why="both names are served")
     change = yaml.safe_load("spec: {requestTimeoutSeconds: 90}")
     path = f"/apis/{GROUP}/v1beta1/namespaces/{space.namespace}/omnipipelines/omni"
 

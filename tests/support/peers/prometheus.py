@@ -29,7 +29,6 @@ from support.processes.process import ChildProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "helm" / "omnipipeline" / "files" / "rules" / "omnipipeline.yaml"
-START_TIMEOUT_S = 60.0
 
 
 @cache

@@ -189,7 +189,13 @@ class Api:
             response.close()
 
     def call(
-        self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = PATIENCE_S
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content: str = "application/json",
+        timeout_s: float = PATIENCE_S,
+        accept: str = "application/json",
     ) -> Manifest:
         """Sends one request. Returns the decoded response.
 
@@ -200,7 +206,7 @@ class Api:
             method,
             self._server + path,
             body=None if body is None else json.dumps(body).encode(),
-            headers={**self._headers, "Content-Type": content, "Accept": "application/json"},
+            headers={**self._headers, "Content-Type": content, "Accept": accept},
             timeout=timeout_s,
         )
         text = response.data.decode()
