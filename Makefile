@@ -12,10 +12,10 @@ help: ## List the targets
 setup: ## Install everything into .venv (other targets do it when needed; LIGHT=1: without vLLM and torch, also on macOS)
 	@LIGHT='$(LIGHT)' tools/setup.sh
 
-.PHONY: check check-code check-tests docs docs-serve
+.PHONY: check check-code check-tests check-tests-1 check-tests-2 docs docs-serve
 check: ## Lint, types and the light unit tests: no engine, no torch (two to three minutes on two cores)
 	@LIGHT=1 tools/setup.sh
-	@$(MAKE) --no-print-directory -j2 check-code check-tests
+	@$(MAKE) --no-print-directory -j3 check-code check-tests-1 check-tests-2
 
 check-code:
 	@.venv/bin/ruff check --quiet .
@@ -24,8 +24,8 @@ check-code:
 	@$(PY) tools/check_words.py
 	@.venv/bin/mypy $(addprefix -p ,omni_proto omnipipeline omni_kube omni_operator omni_gateway omni_cli)
 
-check-tests:
-	@$(PY) -m pytest -q -p no:cacheprovider -m 'not full and not needs_vllm' $$($(PY) tools/light_tests.py)
+check-tests check-tests-1 check-tests-2:
+	@$(PY) -m pytest -q -p no:cacheprovider -m 'not full and not needs_vllm' $$($(PY) tools/light_tests.py $(patsubst check-tests-%,%/2,$(filter check-tests-%,$@)))
 
 docs: ## Build the documentation site into site/; fails on a broken link
 	@LIGHT=1 tools/setup.sh docs

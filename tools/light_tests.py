@@ -1,5 +1,7 @@
 """Prints the light unit tests, which `make check` runs: files of tests/unit whose imports reach neither torch nor vLLM.
 
+    python tools/light_tests.py [PART/PARTS]
+
 Imports are followed through our own packages and the tests' helpers. Imports inside functions do not count, unless the
 test file itself has them: they run only when they are called.
 """
@@ -81,4 +83,5 @@ def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(list_light()) + "\n")
+    part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
+    sys.stdout.write("\n".join(list_light()[part - 1 :: parts]) + "\n")
