@@ -19,6 +19,7 @@ from omni_gateway.settings import GatewaySettings
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import DownstreamStage, Modality, SamplingDefaults
 from omni_stage.models.component import EdgeInput, FinishReason, SpokenSegment, StageRequest, StageStep, UserPrompt
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_component import ScriptedComponent
 from support.stages.scripted_stages import EDGE_A, Kit, Stage, rows
 
@@ -132,7 +133,7 @@ class Dialogue:
         app = create_app(StaticPipelines((ServedPipeline("m", f"grpc://{entry.target}"),)), settings)
         stack.push_async_callback(app.state.gateway.entries.close)
         self.http = await stack.enter_async_context(
-            httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway", timeout=30)
+            httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway", timeout=PATIENCE_S)
         )
         self.client = openai.AsyncOpenAI(
             base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=self.http

@@ -16,6 +16,8 @@ import pytest
 from benchmarks.harness.stored import load_committed, write_result
 from benchmarks.harness.verdict import Ratio, describe_bound, find_problems, judge, read_last
 
+from support.processes.polling import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 CASE = ROOT / "tests" / "support" / "processes" / "given_bench.py"
 
@@ -119,7 +121,7 @@ def bench(value: float, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the real command line with an additional case, `given`, whose only ratio is `value`."""
     command = [sys.executable, str(CASE), "given", "--results", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIVEN_VALUE": str(value)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
 
 
 def test_the_command_exits_1_below_a_floor_and_after_a_regression(tmp_path: Path) -> None:

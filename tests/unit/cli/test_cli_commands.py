@@ -18,6 +18,7 @@ from omni_cli.commands import demo
 from omni_cli.commands.generate import InputFileError, read_prompt
 from omni_cli.commands.tiny_model import MARKER
 from omni_cli.main import app
+from support.processes.polling import PATIENCE_S
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 COMMANDS = ("run", "generate", "validate", "plan", "status", "tiny-model", "demo")
@@ -44,7 +45,9 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'vllm', 'grpc', 'matplotlib', 'numpy', 'kopf'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert result.returncode == 0, result.stderr
     for command in COMMANDS:
         assert command in result.stdout

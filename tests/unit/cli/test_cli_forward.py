@@ -14,6 +14,7 @@ import pytest
 
 from omni_cli.cluster.access import ClusterError
 from omni_cli.cluster.forward import listen
+from support.processes.polling import PATIENCE_S
 
 BODY = b"x" * (1 << 22)
 
@@ -43,12 +44,12 @@ def port() -> Iterator[int]:
 def test_bytes_pass_both_ways_on_several_connections(port: int) -> None:
     with listen(lambda: socket.create_connection(("127.0.0.1", port))) as (address, said):
         for _ in range(3):
-            with urllib.request.urlopen(f"http://{address}/", data=BODY, timeout=60) as response:
+            with urllib.request.urlopen(f"http://{address}/", data=BODY, timeout=PATIENCE_S) as response:
                 assert response.read() == BODY
         assert said() == ""
     host, _, number = address.partition(":")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(number)), timeout=5)
+        socket.create_connection((host, int(number)), timeout=PATIENCE_S)
 
 
 def test_a_connection_that_fails_is_closed_and_said() -> None:
@@ -57,5 +58,5 @@ def test_a_connection_that_fails_is_closed_and_said() -> None:
 
     with listen(connect) as (address, said):
         with pytest.raises((urllib.error.URLError, ConnectionError, http.client.RemoteDisconnected)):
-            urllib.request.urlopen(f"http://{address}/", data=b"", timeout=60)
+            urllib.request.urlopen(f"http://{address}/", data=b"", timeout=PATIENCE_S)
         assert said() == "no ready entry pod"

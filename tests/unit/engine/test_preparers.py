@@ -13,6 +13,7 @@ from omni_stage.engine.preparation import LIGHT_THREADS, Preparers
 from omni_stage.errors import EngineDeadStageError
 from omni_stage.models.component import ChatMessage, StageRequest, TextPart, UserPrompt
 from omni_stage.models.component.prompt import LIGHT_CHARS
+from support.processes.polling import PATIENCE_S
 
 
 def request(prompt: UserPrompt, name: str = "r") -> StageRequest:
@@ -36,7 +37,10 @@ HEAVY: dict[str, UserPrompt] = {
 async def test_short_prompts_do_not_wait_for_heavy_ones(case: str) -> None:
     """As many heavy prompts as an attacker likes: a short one is prepared before any of them ends."""
     preparers, open_gate = Preparers(1), threading.Event()
-    heavy = [asyncio.create_task(preparers.run(lambda _: open_gate.wait(30), request(HEAVY[case]))) for _ in range(64)]
+    heavy = [
+        asyncio.create_task(preparers.run(lambda _: open_gate.wait(PATIENCE_S), request(HEAVY[case])))
+        for _ in range(64)
+    ]
     await asyncio.sleep(0)
     switches = {"enable_thinking": False, "effort": "low", "budget": 3}
     chat = UserPrompt(messages=[ChatMessage("user", [TextPart("hi")])], template_arguments=switches)
@@ -53,7 +57,7 @@ async def test_shorter_ones_pass_and_who_left_is_skipped() -> None:
 
     def note(asked: StageRequest) -> None:
         order.append(asked.request_id)
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
 
     tasks = {"first": asyncio.create_task(preparers.run(note, of_chars(1 << 20, "first")))}
     await asyncio.sleep(0)
@@ -76,7 +80,7 @@ async def test_a_thread_is_taken_until_its_function_ends(chars: int) -> None:
     def work(_: Any) -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         running[0] -= 1
 
     for _ in range(12):
@@ -102,7 +106,7 @@ async def test_requests_after_the_end_fail_because_the_engine_is_dead() -> None:
     """Whether they wait for a thread, wait in a thread's queue, or come later."""
     preparers, open_gate = Preparers(1), threading.Event()
     long = of_chars(LIGHT_CHARS + 1)
-    running = asyncio.create_task(preparers.run(lambda _: open_gate.wait(30), long))
+    running = asyncio.create_task(preparers.run(lambda _: open_gate.wait(PATIENCE_S), long))
     waiting = [asyncio.create_task(preparers.run(lambda _: None, one)) for one in (long, of_chars(LIGHT_CHARS + 2))]
     await asyncio.sleep(0.05)
     preparers.shutdown()

@@ -18,6 +18,7 @@ from omni_proto.pod_contract import ExitCode
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.checkpoint import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
 from support.models.hub import COMMIT, FILES, TOKEN, Hub
+from support.processes.polling import PATIENCE_S
 
 SHARDED = {
     "config.json": b"{}",
@@ -295,14 +296,16 @@ def test_a_download_that_is_killed_resumes_at_the_byte_where_it_stopped(hub: Hub
     weights = bytes(range(256)) * (24 << 12)
     hub.files, hub.stop_at, hub.hangs = {**FILES, "model.safetensors": weights}, 22 << 20, True
     with subprocess.Popen(**command(hub, tmp_path), stderr=subprocess.DEVNULL) as first:
-        assert hub.stopped.wait(60)
+        assert hub.stopped.wait(PATIENCE_S)
         # The hub's client writes to the file in steps of 10 MiB.
         while not any(part.stat().st_size for part in (tmp_path / "m").rglob("*.part")):
             assert first.poll() is None
             time.sleep(0.02)
         first.terminate()
     assert first.returncode == ExitCode.ABORTED, "process 1 of a container would ignore SIGTERM without a handler"
-    assert subprocess.run(**command(hub, tmp_path), check=False, capture_output=True, timeout=100).returncode == 0
+    assert (
+        subprocess.run(**command(hub, tmp_path), check=False, capture_output=True, timeout=PATIENCE_S).returncode == 0
+    )
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == weights
     first_bytes = [start for name, start in hub.sent if name == "model.safetensors"]
     assert first_bytes[0] == 0
@@ -313,7 +316,7 @@ def test_the_log_holds_no_signature_of_an_address(hub: Hub, tmp_path: Path) -> N
     """The second transfer is interrupted, so the hub's client also logs its warning, which contains the address."""
     hub.repositories["org/model"] = None
     hub.signature, hub.stop_at = "X-Amz-Signature=s3cret", 700
-    done = subprocess.run(**command(hub, tmp_path), check=False, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(**command(hub, tmp_path), check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert any("http://localhost" in line["message"] for line in lines), "the warning itself is kept"

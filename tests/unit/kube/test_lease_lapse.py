@@ -9,6 +9,7 @@ import pytest
 
 from omni_kube.errors import NotFoundError, NotLeaderError, ServerError
 from omni_kube.lease import Leadership, LeaseTimes
+from support.processes.polling import PATIENCE_S
 
 TIMES = LeaseTimes(duration_s=2, renew_deadline_s=1.0, retry_s=0.1)
 
@@ -54,7 +55,7 @@ async def test_a_lapse_is_reported_so_that_refused_writes_are_repeated() -> None
         times=TIMES,
     )
     running = asyncio.create_task(server.leadership.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while server.taken < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     running.cancel()

@@ -18,7 +18,7 @@ from omni_stage.models.component import EdgeStream, FinishReason, StageRequest, 
 from omni_stage.models.shared.text.edge import iterate_text, text_rows
 from omni_stage.models.simple_engine import SimpleComponent, SimpleEngine
 from omni_stage.service.server.watchdog import Verdict, judge
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 FACTS = ComponentFacts(id="test/own", kind=EngineKind.DECODER)
 STEP_TIMEOUT_S = 30.0
@@ -91,7 +91,7 @@ async def test_an_engine_that_was_idle_for_long_is_not_stuck() -> None:
 
     def wait(text: str) -> str:
         begun.set()
-        proceed.wait(20)
+        proceed.wait(PATIENCE_S)
         return text
 
     engine = Own(wait)
@@ -123,7 +123,7 @@ async def test_a_cancelled_request_leaves_its_thread_at_work() -> None:
 
     def wait(text: str) -> str:
         begun.set()
-        proceed.wait(20)
+        proceed.wait(PATIENCE_S)
         return text
 
     engine = Own(wait)

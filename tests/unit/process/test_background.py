@@ -15,6 +15,7 @@ import pytest
 
 from omni_stage.process.background import yield_cores
 from omni_stage.service.media.worker_pool import spawn_decoder
+from support.processes.polling import PATIENCE_S
 from support.processes.time_slices import SLICES_ARE_SET, slice_ns
 
 NICE = max(10, os.getpriority(os.PRIO_PROCESS, 0))
@@ -52,7 +53,7 @@ def test_a_session_is_lowered_with_its_leader() -> None:
     """Where Linux shares the cores among sessions first, the priority of a process counts only within its session."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as process:
         before = session_nice(os.getpid())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         # The kernel may refuse a call: all processes without privileges together may lower ten sessions a second.
         while session_nice(process.pid) not in (NICE, None) and time.monotonic() < deadline:
             yield_cores(process.pid)

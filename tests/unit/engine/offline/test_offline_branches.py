@@ -15,6 +15,7 @@ from omni_stage.engine.offline import stage_llm
 from omni_stage.engine.offline.omni_llm import AsyncOmniLLM
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_engine import ScriptedEngine
 from support.stages.scripted_stages import EDGE_A, Script, ScriptedComponent, say_hello
 
@@ -63,7 +64,7 @@ async def test_branches_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
         return script
 
     llm, _ = build(monkeypatch, meet("left", "right", 0.25), meet("right", "left", 0.5))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         result = await llm.generate("hello")
     assert list(result.stages) == ["root", "left", "right"]
     assert [float(result.stages[name].audio) for name in ("left", "right")] == [0.25, 0.5]  # type: ignore[arg-type]
@@ -84,7 +85,7 @@ async def test_a_failing_branch_ends_the_other(monkeypatch: pytest.MonkeyPatch) 
         yield StageStep()
 
     llm, engines = build(monkeypatch, wait, fail)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ModelExecutionError, match="broken") as caught:
             await llm.generate("hello")
     assert caught.value.__notes__ == ["in stage right"]

@@ -20,6 +20,7 @@ from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway
 from support.peers.hearing_entry import CUT_SEED, FAILING_SEED, HEARD, HearingEntry, serve_hearing, thinker, transcriber
+from support.processes.polling import PATIENCE_S
 
 WORDS = "".join(HEARD).strip()
 SRT = "1\n00:00:00,000 --> 00:00:01,240\nGood morning, said Ada.\n\n2\n00:00:01,300 --> 01:02:05,061\nHello, Bob.\n\n"
@@ -66,7 +67,7 @@ class Served:
     def post(self, model: str = "dialogue", *, url: str = "", route: str = "transcriptions", **fields: Any) -> Any:
         files = {"file": fields.pop("file", FILE)}
         data = {"model": model, **fields}
-        return httpx.post(f"{url or self.url}/v1/audio/{route}", data=data, files=files, timeout=30)
+        return httpx.post(f"{url or self.url}/v1/audio/{route}", data=data, files=files, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +239,11 @@ def test_wrong_files_are_refused_by_name(served: Served) -> None:
         assert (error["param"], error["code"]) == ("file", code)
     large = served.post(url=served.lenient, file=("a.wav", wav(4)))
     assert (large.status_code, large.json()["error"]["param"]) == (413, "file")
-    missing = httpx.post(f"{served.url}/v1/audio/transcriptions", files={"model": (None, "dialogue")}, timeout=30)
+    missing = httpx.post(
+        f"{served.url}/v1/audio/transcriptions", files={"model": (None, "dialogue")}, timeout=PATIENCE_S
+    )
     assert missing.json()["error"]["param"] == "file"
-    body = httpx.post(f"{served.url}/v1/audio/transcriptions", json={"model": "dialogue"}, timeout=30)
+    body = httpx.post(f"{served.url}/v1/audio/transcriptions", json={"model": "dialogue"}, timeout=PATIENCE_S)
     assert (body.status_code, body.json()["error"]["code"]) == (400, "invalid_form")
 
 
@@ -249,7 +252,7 @@ def test_notes_of_the_stage_are_a_header(served: Served) -> None:
 
 
 def test_the_document_describes_the_form(served: Served) -> None:
-    paths = httpx.get(f"{served.url}/openapi.json", timeout=60).json()["paths"]
+    paths = httpx.get(f"{served.url}/openapi.json", timeout=PATIENCE_S).json()["paths"]
     form = paths["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert form["required"] == ["file", "model"]
     assert form["properties"]["file"]["format"] == "binary"

@@ -16,6 +16,7 @@ from omni_gateway.errors import RateLimitError
 from omni_gateway.guard.keys import KeyLimiter
 from omni_gateway.rights import ApiKey, KeyLimits
 from omni_gateway.telemetry import GatewayMetrics
+from support.processes.polling import PATIENCE_S
 
 KEY = ApiKey(name="alice", sha256="0" * 64, limits=KeyLimits(requests_per_minute=30))
 
@@ -40,9 +41,9 @@ class Names:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true within 30 s"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.005)
 
 

@@ -18,6 +18,7 @@ from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.server import GatewayServer, ListenOptions, make_server
 from omni_gateway.settings import GatewaySettings
+from support.processes.polling import PATIENCE_S
 
 
 def answer_much(request: Request) -> Response:
@@ -69,7 +70,7 @@ async def test_a_client_that_never_reads_a_complete_answer_is_disconnected(conne
     """The client's unsent answer is dropped after sendSeconds, even if uvicorn has closed the connection already:
     closing alone waits until everything is sent."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(60), serve(GatewaySettings(send_seconds=0.2), "127.0.0.1") as server:
+    async with asyncio.timeout(PATIENCE_S), serve(GatewaySettings(send_seconds=0.2), "127.0.0.1") as server:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)

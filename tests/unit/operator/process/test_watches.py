@@ -19,7 +19,7 @@ from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
 from omni_operator.state.observe import new_store
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 Started = tuple["Server", Watches, PipelineWatch]
 Refuses = Callable[[str, str], bool]
@@ -81,7 +81,7 @@ async def test_a_refused_namespace_holds_up_no_other(server: Started) -> None:
     api, watches, pipelines = server
     api.refuses = lambda namespace, plural: namespace == "gone"
     await watches.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await watches.synced()
     await until(lambda: not watches.unsynced())
     assert watches.is_current("kept")

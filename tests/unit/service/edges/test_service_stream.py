@@ -13,7 +13,7 @@ from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.wire import OutgoingChunk
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import Gates, step
 
@@ -112,7 +112,7 @@ async def test_the_engine_works_while_the_stage_below_accepts(
     began, opened = asyncio.Event(), EdgeCall.open
 
     async def open_late(call: EdgeCall, max_rows: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await began.wait()
         await opened(call, max_rows)
 

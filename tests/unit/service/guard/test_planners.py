@@ -11,7 +11,7 @@ import pytest
 
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.guard.admission import PLANNING_THREADS, Planners
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 MOST = 4
 
@@ -23,7 +23,7 @@ class Start:
         self._opened = opened
 
     def plan(self) -> str:
-        self._opened.wait(60)
+        self._opened.wait(PATIENCE_S)
         return "planned"
 
 

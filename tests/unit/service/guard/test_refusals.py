@@ -204,7 +204,7 @@ async def test_callers_in_a_loop_are_slowed_and_others_are_not(kit: Any) -> None
     await until(lambda: len(stage.server.held) >= 24)
     well_behaved = [await lab.ask(stage) for _ in range(30)]
     assert {answer.text for answer in well_behaved} == {"Hello"}
-    assert await stage.server.in_flight.wait_idle(20)
+    assert await stage.server.in_flight.wait_idle(PATIENCE_S)
     assert (len(stage.server.in_flight), stage.server.admission.requests, stage.server.admission.bytes) == (0, 0, 0)
     assert len(stage.server.runtime.starting) == 0
     assert stage.metric(StageMetric.INFLIGHT_REQUESTS) == 0

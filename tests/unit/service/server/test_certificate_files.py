@@ -19,6 +19,7 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.service.server import tls
 from support.peers.certificates import MountedSecret, tls_files
 from support.peers.tls_entries import BROKEN, CA, PAIR, ask, credentials, listen
+from support.processes.polling import PATIENCE_S
 
 # Reading ------------------------------------
 
@@ -144,7 +145,7 @@ def test_a_stage_without_its_certificate_ends_with_78_before_it_loads_anything(t
         [sys.executable, "-m", "omni_stage", "serve", "--config", str(tmp_path / "stage.yaml")],
         env={**os.environ, "OMNI_TERMINATION_LOG": str(note)},
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 78

@@ -120,7 +120,7 @@ def test_a_stage_without_upb_does_not_start(tmp_path: Path) -> None:
         env=os.environ | {"OMNI_TERMINATION_LOG": str(note), "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 78, result.stderr

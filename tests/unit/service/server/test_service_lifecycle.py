@@ -250,7 +250,7 @@ def test_bad_configuration_ends_with_78(tmp_path: Path, content: str | None, say
         env={**os.environ, "OMNI_TERMINATION_LOG": str(note)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 78
