@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +132,10 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
     slow = {"thinker": {"maxTokens": 4000, "topK": 250}}
     request = json.dumps({"start": {"text": "hello", "sampling": slow}}) + json.dumps({"end": {}})
     command = [grpcurl(), *trusted, "-d", "@", f"127.0.0.1:{entry.port}", f"{SERVICE}/Generate"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stream:
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stream,
+        ExitStack() as stack,
+    ):
         assert stream.stdin
         assert stream.stdout
         stream.stdin.write(request)
@@ -139,9 +143,13 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
         words: list[str] = []
 
         def read(lines: Iterable[str]) -> None:
-            words.extend(line for line in lines if '"text":' in line)
+            for line in lines:
+                words.extend([line] if '"text":' in line else [])
 
-        threading.Thread(target=read, args=(stream.stdout,), daemon=True).start()
+        reader = threading.Thread(target=read, args=(stream.stdout,))
+        reader.start()
+        stack.callback(reader.join)
+        stack.callback(stream.kill)
         wait_until(lambda: words)
         new = Authority("cert-manager, next year")
         renewed = new.issue(hosts=[HOST], lasts=9 * DAY)
@@ -154,7 +162,6 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
         assert entry.curl(*entry.trust(new), "-authority", HOST).returncode == 0
         heard = len(words)
         wait_until(lambda: len(words) > heard + 2, why=lambda: "the stream must stay open")
-        stream.kill()
     entry.secret.write(tls_files(renewed))
     entry.until(lambda: entry.process.metric("thinker", REJECTED) == 0)
 
