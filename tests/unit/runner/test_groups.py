@@ -66,7 +66,7 @@ def test_first_rule_wins_and_files_are_in_order() -> None:
     rules = (Rule("special", ("a/b",)), Rule("rest", ("a/",), 7.0))
     groups = list_groups(["a/z.py", "a/b.py", "a/c.py"], rules)
     assert [(group.name, group.files, group.bound_s) for group in groups] == [
-        ("special", ("a/b.py",), 2000.0),
+        ("special", ("a/b.py",), 3000.0),
         ("rest", ("a/c.py", "a/z.py"), 7.0),
     ]
 
