@@ -32,8 +32,8 @@ Edit = Callable[..., None]
 
 @pytest.fixture
 def edit_crd(control_plane: ControlPlane) -> Iterator[Edit]:
-    """Yields edit_crd(of_spec, of_status, rules=True), which changes these properties in the CRD, drops its rules without
-    `rules`, and waits until the API server uses it. The CRD is restored at the end."""
+    """Yields edit_crd(of_spec, of_status, rules=True), which changes these properties in the CRD, drops its rules
+    without `rules`, and waits until the API server uses it. The CRD is restored at the end."""
     admin = control_plane.admin
     original = admin.get("CustomResourceDefinition", CRD)["spec"]
     numbers = itertools.count()
