@@ -14,7 +14,7 @@ from typing import Final, Literal
 from omni_proto.media_headers.audio import AudioHeader, read_audio_header, sniff_audio
 from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.media_headers.image import ImageHeader, read_image_header, sniff_image
-from omni_proto.media_headers.others import name_other
+from omni_proto.media_headers.others import OTHER_BYTES, name_other
 from omni_proto.media_headers.video import VideoHeader, read_video_header, sniff_video
 
 Kind = Literal["image", "audio", "video"]
@@ -43,7 +43,7 @@ def describe_wrong(data: bytes | bytearray | memoryview, kind: Kind) -> str:
     if not view:
         return "is empty"
     others = (sniff(view, other) for other in FORMATS if other != kind)
-    found = name_other(bytes(view[:256])) or next((name for name in others if name), "")
+    found = name_other(bytes(view[:OTHER_BYTES])) or next((name for name in others if name), "")
     return f"is not {FORMATS[kind]}" + (f": it is {found}; convert it" if found else "")
 
 

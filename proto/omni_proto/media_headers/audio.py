@@ -13,6 +13,7 @@ from typing import Final
 
 from omni_proto.media_headers.container import MAX_SECTIONS, MediaHeaderError, too_many_sections
 from omni_proto.media_headers.mpeg_frames import begins_mpeg, skip_id3
+from omni_proto.media_headers.others import OTHER_BYTES, name_other
 from omni_proto.media_headers.video import read_audio_seconds, sniff_video
 
 BYTES_PER_SAMPLE: Final = 4
@@ -28,17 +29,6 @@ _PACKED_WAVE_FORMATS: Final = dict(
     )
 )
 _WAVE_EXTENSIBLE: Final = 0xFFFE
-_PLAIN: Final = {
-    "audio/aiff": re.compile(rb"FORM....AIF[FC]", re.DOTALL),
-    "audio/amr": re.compile(rb"#!AMR"),
-    "audio/basic": re.compile(rb"\.snd"),
-    "audio/x-caf": re.compile(rb"caff"),
-    "audio/x-nist": re.compile(rb"NIST_1A"),
-    "audio/x-rifx": re.compile(rb"RIFX....WAVE", re.DOTALL),
-    "audio/x-voc": re.compile(rb"Creative Voice File\x1a"),
-    "audio/x-w64": re.compile(rb"riff\x2e\x91\xcf\x11"),
-}
-"""The beginning of each format whose stated length is not read."""
 _CONTAINERS: Final = {
     "video/mp4": "audio/mp4",
     "video/quicktime": "audio/mp4",
@@ -52,8 +42,24 @@ _JOINTS: Final = {
     "audio/mp4": re.compile(rb"\x00\x00[\x00\x01][\x08-\xfc]ftyp[ -~]{4}"),
     "audio/webm": re.compile(rb"\x1aE\xdf\xa3.{1,80}?(?:webm|matroska)", re.DOTALL),
     "audio/x-matroska": re.compile(rb"\x1aE\xdf\xa3.{1,80}?(?:webm|matroska)", re.DOTALL),
+    "audio/aiff": re.compile(rb"FORM....AIF[FC]", re.DOTALL),
+    "audio/amr": re.compile(rb"#!AMR(?:-WB)?\n"),
+    "audio/basic": re.compile(rb"\.snd\x00\x00..(?:.{4})\x00\x00\x00[\x01-\x1b]", re.DOTALL),
+    "audio/x-caf": re.compile(rb"caff\x00\x01..desc", re.DOTALL),
+    "audio/x-nist": re.compile(rb"NIST_1A\n"),
+    "audio/x-voc": re.compile(rb"Creative Voice File\x1a"),
+    "audio/x-w64": re.compile(rb"riff\x2e\x91\xcf\x11"),
 }
 """The beginning of each file of a format, of which several may be joined. Of an Ogg file: of each of its streams."""
+_BY_BEGINNING: Final = (
+    *("audio/aiff", "audio/amr", "audio/basic", "audio/x-caf", "audio/x-nist", "audio/x-voc", "audio/x-w64"),
+)
+"""Formats of which only the beginning is read, and the lengths of AIFF and AU."""
+_AU_BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}
+"""Bytes per sample by AU's number of an encoding."""
+_AIFF_CODINGS: Final = (b"none", b"sowt", b"twos", b"fl32", b"fl64", b"alaw", b"ulaw", b"in24", b"in32")
+"""Codings of AIFF-C whose frames are samples, in lower case."""
+_UNKNOWN_LENGTH: Final = 0xFFFFFFFF
 _SEARCHED: Final = 64 << 10
 """Bytes at the beginning in which a FLAC may begin, after what a transmission put before it."""
 _OGG_PAGE: Final = re.compile(rb"OggS\x00[\x00-\x07]")
@@ -69,7 +75,7 @@ class AudioHeader:
     """What an audio file states of itself."""
 
     media_type: str
-    """audio/wav, flac, ogg, mpeg, aac, mp4, webm, x-matroska, or one of _PLAIN."""
+    """audio/wav, flac, ogg, mpeg, aac, mp4, webm, x-matroska, or one of _BY_BEGINNING."""
     rate_hz: int = 0
     """0 if only the decoder finds it."""
     channels: int = 0
@@ -99,12 +105,14 @@ def sniff_audio(view: memoryview) -> str | None:
         return "audio/flac"
     if head[:4] == b"OggS":
         return "audio/ogg"
-    for kind, beginning in _PLAIN.items():
-        if beginning.match(head):
+    for kind in _BY_BEGINNING:
+        if _JOINTS[kind].match(head):
             return kind
     if found := _CONTAINERS.get(sniff_video(head) or ""):
         return found
-    return "audio/flac" if _JOINTS["audio/flac"].search(view[:_SEARCHED]) else begins_mpeg(view)
+    if _JOINTS["audio/flac"].search(view[:_SEARCHED]):
+        return "audio/flac"
+    return None if name_other(bytes(view[:OTHER_BYTES])) else begins_mpeg(view)
 
 
 def read_audio_header(media_type: str, view: memoryview) -> AudioHeader:
@@ -114,7 +122,13 @@ def read_audio_header(media_type: str, view: memoryview) -> AudioHeader:
     """
     if media_type not in _JOINTS:
         return AudioHeader(media_type)
-    readers = {"audio/wav": _read_wav, "audio/flac": _read_flac, "audio/ogg": _read_ogg}
+    readers = {
+        "audio/wav": _read_wav,
+        "audio/flac": _read_flac,
+        "audio/ogg": _read_ogg,
+        "audio/aiff": _read_aiff,
+        "audio/basic": _read_au,
+    }
     reader = readers.get(media_type, partial(_read_container, media_type))
     headers = [reader(part) for part in split_joined(media_type, view)]
     first, seconds = headers[0], sum(header.seconds for header in headers)
@@ -209,6 +223,31 @@ def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
     if not 1 <= width <= 8 or align not in (0, channels * width):
         raise MediaHeaderError("the format of the WAV makes no sense")
     return channels, rate, width
+
+
+def _read_aiff(view: memoryview) -> AudioHeader:
+    position = 12
+    for _ in range(MAX_SECTIONS):
+        if position + 8 > len(view):
+            return AudioHeader("audio/aiff")  # the decoder reports what is missing
+        kind, length = struct.unpack_from(">4sI", view, position)
+        position += 8
+        if kind == b"COMM":
+            channels, frames, _, exponent, mantissa = struct.unpack_from(">HIHHQ", view, position)
+            packed = length > 18 and bytes(view[position + 18 : position + 22]).lower() not in _AIFF_CODINGS
+            shift = 16383 + 63 - exponent
+            if packed or not 0 <= shift < 64:
+                return AudioHeader("audio/aiff")
+            return AudioHeader("audio/aiff", mantissa >> shift, channels, frames)
+        position += length + length % 2
+    raise too_many_sections("AIFF")
+
+
+def _read_au(view: memoryview) -> AudioHeader:
+    _, length, coding, rate, channels = struct.unpack_from(">IIIII", view, 4)
+    width = _AU_BYTES.get(coding, 0) * channels
+    frames = length // width if width and length != _UNKNOWN_LENGTH else 0
+    return AudioHeader("audio/basic", rate, channels, frames)
 
 
 def _read_flac(view: memoryview, position: int = 0) -> AudioHeader:

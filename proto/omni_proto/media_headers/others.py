@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+OTHER_BYTES: Final = 256
 _BEGINNINGS: Final = tuple(
     (name, re.compile(beginning, re.DOTALL))
     for name, beginning in (
@@ -20,6 +21,8 @@ _BEGINNINGS: Final = tuple(
         ("PDF", rb"%PDF"),
         ("Windows Media (WMA, WMV)", rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
         ("AVI", rb"RIFF....AVI "),
+        ("WAV in big-endian order (RIFX)", rb"RIFX....WAVE"),  # FFmpeg takes its samples for little-endian
+        ("AAC in LATM", rb"\x56[\xe0-\xff].\x20"),
         ("Flash video", rb"FLV\x01"),
         ("an MPEG stream (TS, PS)", rb"G.{187}G|.{4}G.{191}G|\0\0\x01[\xba\xb3]"),
         ("RealMedia", rb"\.RMF|\.ra\xfd"),
@@ -28,7 +31,7 @@ _BEGINNINGS: Final = tuple(
         ("True Audio", rb"TTA[12]"),
         ("Musepack", rb"MPCK|MP\+"),
         ("DSD", rb"DSD |FRM8"),
-        ("AC-3", rb"\x0b\x77|\x77\x0b"),
+        ("AC-3", rb"\x0b\x77"),
         ("DTS", rb"\x7f\xfe\x80\x01|\xfe\x7f\x01\x80"),
         ("MIDI", rb"MThd"),
         ("a ZIP archive", rb"PK\x03\x04"),
@@ -41,5 +44,5 @@ _BEGINNINGS: Final = tuple(
 
 
 def name_other(head: bytes) -> str:
-    """Returns the name of a format that is not taken, by a file's first 256 bytes; empty if it is unknown."""
+    """Returns the name of a format that is not taken, by a file's first OTHER_BYTES bytes; empty if it is unknown."""
     return next((name for name, beginning in _BEGINNINGS if beginning.match(head)), "")

@@ -36,7 +36,6 @@ DEMUXERS: Final = {
     "audio/x-caf": "caf",
     "audio/amr": "amr",
     "audio/x-nist": "nistsphere",
-    "audio/x-rifx": "wav",
     "audio/x-voc": "voc",
     "audio/x-w64": "w64",
 }
@@ -58,9 +57,10 @@ _MAX_READ_ERRORS: Final = 64
 _SCALES: Final = {"u8": 1 << 7, "s16": 1 << 15, "s32": 1 << 31, "s64": 1 << 63, "flt": 1, "dbl": 1}
 """The value of full amplitude, by FFmpeg's name of the sample format."""
 _BLOCK: Final = 1 << 16
+_EXACT: Final = ("audio/wav", "audio/flac", "audio/ogg", "audio/aiff", "audio/basic")
 _EXACT_S, _ROUGH_S = 0.03, 0.15
-"""Differences between the stated and the decoded length that damage does not explain: the last frame of WAV, FLAC and
-Ogg; what encoders add at the beginning and the end in other formats."""
+"""Differences between the stated and the decoded length that damage does not explain: the last frame of
+the exact formats; what encoders add at the beginning and the end in other formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def decode_audio(data: bytes, media_type: str, rules: AudioRules, out: np.ndarra
 
 def _missing(media_type: str, seconds: float, stated_s: float) -> float:
     """Returns the share of the stated length that was not decoded."""
-    tolerance = _EXACT_S if media_type in ("audio/wav", "audio/flac", "audio/ogg") else _ROUGH_S
+    tolerance = _EXACT_S if media_type in _EXACT else _ROUGH_S
     missing = stated_s - seconds
     return missing / stated_s if missing > tolerance else 0.0
 

@@ -11,7 +11,7 @@ from av.error import FFmpegError
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
-from omni_proto.media_headers import read_header, sniff
+from omni_proto.media_headers import Kind, read_header, sniff
 from omni_proto.media_headers.audio import AudioHeader
 from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.media_headers.image import ImageHeader
@@ -62,9 +62,43 @@ def test_all_audio_has_the_length_of_its_header(form: tuple[str, str], rate: int
 
 @pytest.mark.parametrize("form", PLAIN, ids="-".join)
 @pytest.mark.parametrize("rate", [8_000, 44_100])
-def test_formats_of_other_systems_are_heard(form: tuple[str, str], rate: int) -> None:
-    header, heard = hear(encode_audio(*form, np.zeros(rate * 2, np.float32), rate))
-    assert (header.seconds, heard) == (0.0, pytest.approx(2.0, abs=0.06))
+@pytest.mark.parametrize("joined", [1, 2])
+def test_formats_of_other_systems_are_heard(form: tuple[str, str], rate: int, joined: int) -> None:
+    header, heard = hear(encode_audio(*form, np.zeros(rate * 2, np.float32), rate) * joined)
+    assert heard == pytest.approx(2.0 * joined, abs=0.06 * joined)
+    assert header.seconds == pytest.approx(2.0 * joined if form[0] in ("aiff", "au") else 0.0, abs=0.001)
+
+
+@pytest.mark.parametrize("form", ["aiff", "au"])
+def test_what_such_a_file_lacks_of_its_length_is_noted(form: str) -> None:
+    data = encode_audio(form, "pcm_s16be", np.zeros(HZ, np.float32), HZ)
+    header = read_header(data[: len(data) * 3 // 4], "audio")
+    assert isinstance(header, AudioHeader)
+    rules = AudioRules(HZ, header.seconds, 192_000, 8)
+    _, damage = decode_audio(data[: len(data) * 3 // 4], header.media_type, rules, np.zeros(2 * HZ, np.float32))
+    assert damage == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind", "name"),
+    [
+        (b"\0\0\0\x18ftypheic", "image", "HEIC"),
+        (b"II*\0", "image", "TIFF"),
+        (b"<!DOCTYPE html>", "image", "a web page"),
+        (b"%PDF-1.7", "image", "PDF"),
+        (b"RIFF\0\0\0\0WAVE", "image", "audio/wav"),
+        (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "audio", "Windows Media (WMA, WMV)"),
+        (b"RIFX\0\0\0\0WAVE", "audio", "WAV in big-endian order (RIFX)"),
+        (b"RIFF\0\0\0\0AVI " + encode_audio("mp3", "libmp3lame", np.zeros(HZ, np.float32), HZ), "audio", "AVI"),
+        (b"\x0b\x77\0\0", "audio", "AC-3"),
+        (b"GIF89a", "audio", "image/gif"),
+        (b"\x89PNG\r\n\x1a\n", "video", "image/png"),
+    ],
+)
+def test_other_formats_are_refused_by_name(head: bytes, kind: Kind, name: str) -> None:
+    with pytest.raises(MediaHeaderError) as refused:
+        read_header(head + b"\0" * 100, kind)
+    assert str(refused.value).endswith(f": it is {name}; convert it")
 
 
 def hear(data: bytes) -> tuple[AudioHeader, float]:
