@@ -29,7 +29,7 @@ from omni_stage.models.sim.tables import BUILT_IN, read_table
 
 RATES = (1.0, 2.0, 4.0)
 """Requests a second."""
-WINDOW_S = 20.0
+WINDOW_S = 15.0
 """Requests arrive during this time; then all of them run to their end."""
 FRAMES = 250
 GATHERED, SINGLE = "up to 8 frames", "single frames"
