@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "unit-media",
         ("tests/unit/service/media/test_hostile_media", "tests/unit/service/test_fuzz_corpus"),
-        takes_s=70,
+        takes_s=180,
     ),
     Rule(
         "unit-stage",
@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "engine-stages",
         tuple(f"tests/engine/{folder}/" for folder in ("checkpoints", "qwen", "streams")),
-        takes_s=380,
+        takes_s=280,
     ),
     Rule("engine-runners", ("tests/engine/",), takes_s=220),
     Rule("processes", ("tests/processes/",), takes_s=240),
