@@ -19,7 +19,7 @@ async def serve(app: ASGIApp) -> AsyncIterator[int]:
     config = uvicorn.Config(app, port=0, http=bounded_http(), ws="none", log_config=None, lifespan="off")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     running = asyncio.create_task(server.serve())
     try:
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
