@@ -155,7 +155,7 @@ sbom: ## Write a bill of materials of each image's packages (CycloneDX) into sbo
 	@tools/setup.sh sbom
 	@$(PY) tools/sbom.py
 
-.PHONY: release release-push
+.PHONY: release release-push release-sign
 WITH_HELM = helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && export helm
 release: setup ## Cut version VERSION=1.2.3, and build its packages, chart, manifests and bills into dist/VERSION (REGISTRY=... : where the chart's images are)
 	@tools/setup.sh sbom
@@ -164,7 +164,10 @@ release: setup ## Cut version VERSION=1.2.3, and build its packages, chart, mani
 
 release-push: setup ## Push the chart in dist/ and images for each PLATFORMS to REGISTRY, with bills and provenance (after make release; needs docker buildx)
 	@$(WITH_HELM) && $(PY) -m tools.release push-chart --helm "$$helm" --registry "$(REGISTRY)"
-	@PUSH=1 REGISTRY="$(REGISTRY)" tools/images.sh $${TARGETS:-operator stage-cpu stage-gpu stage-sim}
+	@PUSH=1 REGISTRY="$(REGISTRY)" tools/images.sh $${TARGETS:-operator stage-cpu stage-gpu stage-sim demo}
+
+release-sign: setup ## Sign what release-push pushed to REGISTRY, by Sigstore without a key (KEY=FILE: with a key of cosign; needs cosign)
+	@$(PY) -m tools.release sign --registry "$(REGISTRY)" $(if $(KEY),--key "$(KEY)")
 
 soak: setup ## Run mixed load with random faults for half an hour (MINUTES=30); HOSTILE=1: for 5 minutes, with hostile clients instead of faults
 	@if [ -n "$(HOSTILE)" ]; then \

@@ -7,6 +7,7 @@ judges the spoken answer. Without the weights of `make demo TALK=1`, the test is
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,11 +19,20 @@ import yaml
 
 from omni_cli.commands.demo import ASSETS
 from support.cluster.client_pod import ClientPod
+from support.cluster.cluster import Cluster
 from support.cluster.workload import SAMPLES, delete_pipeline
 from support.controlplane.pipelines import wait_settled
 from support.controlplane.server.api import Api
 from support.models.hub import Hub
-from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
+from support.models.real_weights import (
+    PARAGRAPHS,
+    count_misheard,
+    count_word_errors,
+    find_weights,
+    read_wav,
+    split_words,
+    transcribe,
+)
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -31,7 +41,7 @@ TARGET = f"dns:///{NAME}-headless.speech.svc.cluster.local.:50051"
 VOICE = "en/en_US/joe/medium"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dialogue(speech: Api, hub: Hub, models: Path) -> Iterator[None]:
     """Serves the sample with the weights of this machine, and less CPU than it requests. Deletes it afterwards."""
     folders = {"asr": find_weights("whisper-base"), "llm": find_weights("smollm2-135m-instruct")}
@@ -76,3 +86,32 @@ def test_a_spoken_question_gets_a_spoken_answer(dialogue: None, client: ClientPo
     # Letters, because Whisper base divides words that sound alike in other ways: "France is Paris", "Francis pairs".
     letters = list("".join(said))
     assert count_word_errors(letters, list("".join(heard))) <= len(letters) / 5, heard
+
+
+READ_ALOUD = """
+import base64, json, sys, urllib.request
+from concurrent.futures import ThreadPoolExecutor
+asked = json.load(sys.stdin)
+def read(text):
+    body = {"model": asked["model"], "input": text, "voice": "joe", "response_format": "wav"}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(asked["url"], json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return base64.b64encode(answer.read()).decode()
+with ThreadPoolExecutor(8) as pool:
+    json.dump(list(pool.map(read, asked["texts"])), sys.stdout)
+"""
+
+
+def test_fifty_sentences_read_aloud_at_once_are_understood(
+    dialogue: None, client: ClientPod, cluster: Cluster, operator: str
+) -> None:
+    """Through the gateway, which finds the pipeline in the cluster, and the pods."""
+    service = cluster.admin.in_namespace(operator).get("Service", "omnipipeline-gateway")
+    asked = {
+        "url": f"http://{service['spec']['clusterIP']}:8000/v1/audio/speech",
+        "model": f"speech/{NAME}",
+        "texts": PARAGRAPHS,
+    }
+    spoken = json.loads(client.run("python", "-c", READ_ALOUD, stdin=json.dumps(asked), timeout_s=300))
+    assert count_misheard([read_wav(base64.b64decode(one)) for one in spoken]) <= 0.03

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.release.build import build_release, push_chart, run
+from tools.release.build import build_release, push_chart, run, sign
 from tools.release.version import ROOT, ReleaseError, cut, read_version
 
 GENERATED = (
@@ -34,8 +34,12 @@ def main() -> int:
         each.add_argument("--out", type=Path, help="folder of the release; default: dist/VERSION")
     building.add_argument("--registry", default="", help="where the chart's images come from by default")
     building.add_argument("--no-bills", action="store_true", help="leave out the bills of materials")
-    pushing.add_argument("--registry", required=True)
-    pushing.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
+    signing = commands.add_parser("sign", help="sign the chart and the images in REGISTRY")
+    signing.add_argument("--cosign", type=Path, default=Path("cosign"), help="the cosign program")
+    signing.add_argument("--key", type=Path, help="a private key of cosign; default: keyless, by Sigstore")
+    for each in (pushing, signing):
+        each.add_argument("--registry", required=True)
+        each.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
     options = parser.parse_args()
     try:
         if options.command == "cut":
@@ -46,6 +50,10 @@ def main() -> int:
                 run(sys.executable, *command)
             run(sys.executable, "tools/render_manifests.py", "--helm", options.helm)
             sys.stdout.write(f"this tree is {read_version()}; commit it and tag it v{read_version()}\n")
+            return 0
+        if options.command == "sign":
+            signed = sign(options.registry, options.cosign, key=options.key, plain_http=options.plain_http)
+            sys.stdout.writelines(f"{reference}\n" for reference in signed)
             return 0
         out = options.out or ROOT / "dist" / read_version()
         if options.command == "build":

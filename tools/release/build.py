@@ -140,3 +140,28 @@ def push_chart(out: Path, helm: Path, registry: str, *, plain_http: bool) -> str
     # Helm 3 reports this on stderr.
     lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     return f"{lines['Pushed']}@{lines['Digest']}"
+
+
+PUSHED = (
+    "omnipipeline-operator:{version}",
+    "omnipipeline-stage:{version}",
+    "omnipipeline-stage:{version}-cpu",
+    "omnipipeline-stage:{version}-sim",
+    "omnipipeline-demo:{version}",
+    "charts/omnipipeline:{version}",
+)
+"""What `make release-push` pushes, below the registry (names: tools/images.sh)."""
+
+
+def sign(registry: str, cosign: Path, *, key: Path | None = None, plain_http: bool = False) -> list[str]:
+    """Sign what was pushed to `registry`, each platform of an image too. Returns the references. Raises ReleaseError.
+
+    key: a private key of cosign; its signatures go into no public log. Without one, Sigstore signs for the identity
+    that the environment has (in a workflow: the workflow's), and its log is public.
+    """
+    flags = ["--key", key, "--tlog-upload=false", "--use-signing-config=false"] if key else []
+    flags += ["--allow-http-registry"] if plain_http else []
+    references = [f"{registry}/{name.format(version=read_version())}" for name in PUSHED]
+    for reference in references:
+        run(cosign, "sign", "--yes", "--recursive", *flags, reference)
+    return references

@@ -6,12 +6,9 @@ The weights are those of `make demo`. Without them in the cache, the tests are s
 from __future__ import annotations
 
 import base64
-import io
 import json
-import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,16 @@ import pytest
 
 from omni_cli.commands.demo import SPOKEN_PIPELINE
 from omni_proto.client import AudioChunk, GenerationResult, OmniClient, ResultBuilder
-from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
+from support.models.real_weights import (
+    PARAGRAPHS,
+    SENTENCES,
+    count_misheard,
+    count_word_errors,
+    find_weights,
+    read_wav,
+    split_words,
+    transcribe,
+)
 from support.peers.gateways import run_gateway
 from support.peers.realtime_events import call
 from support.processes.forked_pipelines import fork_pipeline
@@ -30,58 +36,6 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(900)]
 
 MODEL = "spoken"
 AT_ONCE = 8
-SENTENCES = (
-    "The old bridge was closed for three days.",
-    "My sister teaches music at a small school.",
-    "We planted tomatoes and beans behind the house.",
-    "Please bring me a cup of hot tea.",
-    "The bus to the airport leaves at noon.",
-    "He forgot his umbrella on the train.",
-    "They painted the kitchen in a light yellow.",
-    "A cold wind came down from the mountains.",
-    "The library opens again on Monday morning.",
-    "She wrote a long letter to her grandmother.",
-    "The children built a castle of wet sand.",
-    "I would like a table near the window.",
-    "The farmer sold apples, honey and fresh eggs.",
-    "Nobody heard the phone ring last night.",
-    "This road follows the river to the sea.",
-    "Our neighbor repaired the broken fence himself.",
-    "The museum shows paintings from many countries.",
-    "Snow covered the roofs of the whole town.",
-    "He speaks four languages and is learning another.",
-    "The soup needs a little more salt.",
-    "We waited an hour for the next boat.",
-    "Her brother works in a bakery downtown.",
-    "The lights went out during the storm.",
-    "There were twenty seven people in the room.",
-    "A small dog slept under the wooden bench.",
-    "The doctor asked him to rest for a week.",
-    "You can buy tickets at the front door.",
-    "The moon was bright above the quiet lake.",
-    "They moved to the city in the spring.",
-    "I lost my keys somewhere in the garden.",
-    "The teacher explained the lesson once more.",
-    "Fresh bread smells better than anything else.",
-    "The river rises after every heavy rain.",
-    "She found an old map in the attic.",
-    "Our train was late because of the fog.",
-    "He carried two heavy bags up the stairs.",
-    "The shop on the corner sells used books.",
-    "Many birds fly south before the winter.",
-    "We watched the sunset from the top of the hill.",
-    "The engineer tested the new machine twice.",
-    "Breakfast is served until ten in the morning.",
-    "The cat climbed on the roof and fell asleep.",
-    "A good question is half of the answer.",
-    "The village has one church and two schools.",
-    "Please close the door behind you.",
-    "The mechanic changed the oil and the front tires.",
-    "Her favorite color has always been green.",
-    "The concert begins when the sun goes down.",
-    "They drank coffee and talked about the weather.",
-    "The answer was written on the last page.",
-)
 FACTS = {
     "What is the capital of France?": "Paris",
     "What is the capital of Japan?": "Tokyo",
@@ -126,8 +80,7 @@ def ask(endpoint: str, text: str) -> GenerationResult:
 def read_aloud(client: openai.OpenAI, text: str) -> tuple[np.ndarray, int]:
     """Returns the samples from -1 to 1, and their rate."""
     answer = client.audio.speech.create(model=MODEL, input=text, voice="joe", response_format="wav")
-    with wave.open(io.BytesIO(answer.content)) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768, file.getframerate()
+    return read_wav(answer.content)
 
 
 def test_answers_are_right_and_spoken(spoken: RunningPipeline) -> None:
@@ -159,15 +112,9 @@ def test_json_is_valid_and_right(gateway: openai.OpenAI) -> None:
 
 
 def test_whisper_reads_fifty_spoken_sentences_back(gateway: openai.OpenAI) -> None:
-    judge: Path = find_weights("whisper-base")
-    texts = [" ".join(SENTENCES[begin : begin + 7]) for begin in range(0, len(SENTENCES), 7)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        spoken = list(pool.map(lambda text: read_aloud(gateway, text), texts))
-    errors = words = 0
-    for text, (audio, rate_hz) in zip(texts, spoken, strict=True):
-        said, heard = split_words(text), split_words(transcribe(judge, audio, rate_hz))
-        errors, words = errors + count_word_errors(said, heard), words + len(said)
-    assert errors <= 0.03 * words, f"{errors} of {words} words"
+        spoken = list(pool.map(lambda text: read_aloud(gateway, text), PARAGRAPHS))
+    assert count_misheard(spoken) <= 0.03
 
 
 def test_words_end_where_the_voice_says(spoken: RunningPipeline) -> None:
