@@ -6,17 +6,26 @@ stage is the same as three pods. GPUs that stages share divide their time; that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import quantile
+from benchmarks.harness.page import replace_section
 from benchmarks.harness.report import Row
 from benchmarks.paced.ideal import STAGES, run_ideal
 from benchmarks.paced.rate import arrivals, continuity
 from omni_stage.models.sim.capacity import AUDIBLE_S, Work
 from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
+ROOT: Final = Path(__file__).parents[2]
+RESULT: Final = ROOT / "benchmarks" / "results" / "scaling.json"
+PAGE: Final = ROOT / "docs" / "sizing.md"
+PICTURE: Final = ROOT / "docs" / "images" / "equal-gpus.png"
+TABLE: Final = "the same GPUs, divided differently"
 SHARE: Final = 0.95
 """Share of answers whose first audio is in time, and of those without a gap."""
 WINDOW_S: Final = 20.0
@@ -134,3 +143,43 @@ def compare() -> list[Row]:
             )
             print(rows[-1], flush=True)
     return rows
+
+
+def fill_page(rows: Sequence[Row], page: str) -> str:
+    """Returns docs/sizing.md with the rows as tables, one for each table of step times."""
+    parts = []
+    for name, (strict, lenient) in CASES.items():
+        parts += [
+            f"| {name} | first audio alone | {strict} | {lenient} |",
+            "|---|---|---|---|",
+            *(
+                f"| {row['stages on GPUs']} | {row['first audio alone ms']} ms | {row['requests/s, strict']:g} "
+                f"| {row['requests/s, lenient']:g} |"
+                for row in rows
+                if row["table"] == name
+            ),
+            "",
+        ]
+    return replace_section(page, "equal GPUs", "\n" + "\n".join(parts))
+
+
+def draw_rates(rows: Sequence[Row], path: Path) -> None:
+    """Draw the highest rates of the first table on three GPUs."""
+    name, objectives = next(iter(CASES.items()))
+    chosen = [row for row in rows if row["table"] == name and row["GPUs"] == 3]
+    panels = {
+        f"first audio {objective}": {row["stages on GPUs"]: row[f"requests/s, {kind}"] for row in chosen}
+        for kind, objective in zip(("strict", "lenient"), objectives, strict=True)
+    }
+    grouped_bars(path, panels, title=f"{name}: requests a second on three GPUs", unit="", highlight=())
+
+
+def main() -> None:
+    """Write docs/sizing.md and its picture from the committed result."""
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["tables"][TABLE]
+    PAGE.write_text(fill_page(rows, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw_rates(rows, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,11 +13,10 @@ from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.scaling.day import DayResult, run_day
-from benchmarks.scaling.equal_gpus import compare
+from benchmarks.scaling.equal_gpus import TABLE as EQUAL, compare
 from benchmarks.scaling.traffic import DAY_S, RateAt, day_rate, drawn_day, recorded_hours, replay
 
 TABLE: Final = "a day of traffic"
-EQUAL: Final = "the same GPUs, divided differently"
 DESIGNED: Final = "designed"
 SEEDS: Final = (101, 102, 103)
 """Days that nobody tuned the decision for."""

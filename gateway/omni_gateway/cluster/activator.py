@@ -36,7 +36,7 @@ WAKE_S: Final = 2.0
 THREADS: Final = 4
 MAX_CALLS: Final = 256
 """Further concurrent calls are refused by gRPC, with RESOURCE_EXHAUSTED."""
-MAX_AGE_MS: Final = 5_000
+MAX_AGE_MS: Final = 2_000
 """A connection is closed after this time, so that its caller connects to the Service again, and to the pods."""
 
 
@@ -59,6 +59,7 @@ class Activator:
         self._pipelines = pipelines
         self._address = address
         self._asked: dict[str, float] = {}
+        self._waking: set[asyncio.Task[None]] = set()
         self.port = 0
         """The port that it listens on, while `run` is open."""
 
@@ -81,6 +82,8 @@ class Activator:
             yield
         finally:
             await asyncio.to_thread(server.stop(0).wait)
+            for task in self._waking:
+                task.cancel()
 
     async def _answer(self, authority: str) -> str:
         """Wake the pipeline that an authority names. Returns the message for its caller; empty if there is none."""
@@ -91,12 +94,18 @@ class Activator:
         if pipeline.asleep and now - self._asked.get(pipeline.qualified, -WAKE_S) >= WAKE_S:
             self._asked = {name: at for name, at in self._asked.items() if now - at < WAKE_S}
             self._asked[pipeline.qualified] = now
-            log.info("waking a pipeline for a gRPC caller", extra={"pipeline": pipeline.qualified})
-            try:
-                await self._pipelines.wake(pipeline)
-            except GatewayError as error:
-                log.warning("a pipeline is not woken", extra={"pipeline": pipeline.qualified, "reason": str(error)})
+            # In a task: while the API server is slow, callers get their answer nevertheless.
+            task = asyncio.create_task(self._wake(pipeline))
+            self._waking.add(task)
+            task.add_done_callback(self._waking.discard)
         return f"pipeline {pipeline.qualified} slept because nobody used it, and its pods start; call again"
+
+    async def _wake(self, pipeline: ServedPipeline) -> None:
+        log.info("waking a pipeline for a gRPC caller", extra={"pipeline": pipeline.qualified})
+        try:
+            await self._pipelines.wake(pipeline)
+        except GatewayError as error:
+            log.warning("a pipeline is not woken", extra={"pipeline": pipeline.qualified, "reason": str(error)})
 
 
 class _Everything(grpc.GenericRpcHandler):

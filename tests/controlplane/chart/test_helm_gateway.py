@@ -47,7 +47,7 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     assert not counted["spec"].get("publishNotReadyAddresses")
     labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert counted["spec"]["selector"].items() <= labels.items()
-    assert container["args"][-5:] == [
+    assert container["args"][-6:] == [
         "--replicas=8",
         f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
         "--namespace=team-a",

@@ -107,6 +107,7 @@ def test_every_method_wakes_the_pipeline_and_says_when_to_call_again() -> None:
             assert (told.code, told.reason, told.retry_after_s) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", 1.0)
             assert told.is_of_a_stage
             assert "models/demo slept" in told.message
+        wait_until(lambda: bool(source.woken))
         assert set(source.woken) == {"models/demo"}
         assert call(address, "demo", "/grpc.health.v1.Health/Watch").code() is grpc.StatusCode.UNIMPLEMENTED
 
@@ -115,6 +116,7 @@ def test_many_callers_wake_it_once() -> None:
     source = Source()
     with serve(source) as address, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: call(address, "demo.models"), range(8)))
+        wait_until(lambda: bool(source.woken))
         source.served = replace(ASLEEP, asleep=False, waking=True)
         before = len(source.woken)
         assert status_of_call(call(address, "demo.models")) is not None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
+from omni_stage.errors import OmniStageError
 from omni_stage.models.sim.tables import Table, audio_cost, interpolate
 from omni_stage.vllm_adapter.scheduling.playback import GATHERED_ROWS
 
@@ -28,7 +29,7 @@ _LEAST_GAIN_S: Final = 1e-4
 """A further pod that makes first audio earlier by less than this does not help."""
 
 
-class UnreachableError(ValueError):
+class UnreachableError(OmniStageError):
     """No number of pods keeps the promise. str() says why, and what does."""
 
 
@@ -310,7 +311,9 @@ class _Model:
         count, most = 1.0, self._largest_step()
         for _ in range(_ROUNDS):
             waiting = rate * (1 + self._windows(work)) * self._cost(round(count), frames, False) / 1000
-            count = min(float(most), max(1.0, waiting))
+            before, count = count, min(float(most), max(1.0, waiting))
+            if abs(count - before) < 1e-3:
+                break
         running_s = self._cost(round(count), frames, False) / 1000
         busy = min(1.0, rate * (1 + self._windows(work)) * running_s / count)
         # A stream gets a pod without another one, as long as there is one.
@@ -319,8 +322,8 @@ class _Model:
         alone, joined = self._cost(1, first, False), self._cost(2, frames, False)
         own_s = (running_s * 1000 if joined / 2 < alone * _CHEAPER and count > 1 else alone) / 1000
         # Other first windows are before it, unless one step computes them all.
-        before = 0.0 if self._cost(2, first, False) / 2 < alone * _CHEAPER else min(0.9, rate * own_s)
-        return _Delay(own_s + wait.mean / (1 - before), wait.variance / (1 - before) ** 2)
+        ahead = 0.0 if self._cost(2, first, False) / 2 < alone * _CHEAPER else min(0.9, rate * own_s)
+        return _Delay(own_s + wait.mean / (1 - ahead), wait.variance / (1 - ahead) ** 2)
 
 
 def _at_least(count: int, mean: float) -> float:
