@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import statistics
 import tempfile
 import time
 import wave
@@ -31,12 +30,11 @@ from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
 
 __all__ = ["draw", "measure"]
 
-TURNS, SHOWN = 20, (1, 2, 3, 5, 7, 10, 15, 20)
+TURNS, SHOWN = 20, (1, 2, 5, 10, 20)
 SECONDS = 20
 """Seconds of the user's audio in a turn. With replies of 10 s, 20 turns are a call of ten minutes."""
 RATE_HZ = 24_000
 """As in calls. The thinker hears 16,000 Hz."""
-ROUNDS = 1
 CACHE_MIB = 64
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "cached": {"mm_processor_cache_mib": CACHE_MIB},
@@ -57,12 +55,13 @@ def measure(options: Options) -> Report:
     """Returns first audio and the thinker's computed prompt tokens by turn, and the ratios of the last turn to the
     first."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    talk: list[ChatMessage] = []
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_checkpoint(Path(folder), shape=SHAPE, dtype="float32")
         rows: list[Row] = []
         for side, arguments in SIDES.items():
             with _start(Path(folder), arguments) as local:
-                rows += asyncio.run(_call(side, local, options.rounds or ROUNDS))
+                rows += asyncio.run(_call(side, local, talk))
     ratios = [
         Ratio(
             f"first audio, turn {TURNS} x turn 1, {side}",
@@ -78,9 +77,9 @@ def measure(options: Options) -> Report:
         f"A seeded Qwen3-Omni of a few million weights in float32 on a CPU. Each turn adds {SECONDS} s of audio and 32 "
         "tokens of reply; every request holds the whole call so far.",
         f"Cached: prefixes, as by default, and processed media (`mmProcessorCacheMib: {CACHE_MIB}`). Computed: "
-        "`enablePrefixCaching: false` in the thinker. The sides run one after the other.",
+        "`enablePrefixCaching: false` in the thinker. The sides run one after the other, with the same call.",
     ]
-    return Report({TITLE: [row for row in rows if row["turn"] in SHOWN]}, ratios, notes)
+    return Report({TITLE: rows}, ratios, notes)
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
@@ -108,40 +107,39 @@ def _start(checkpoint: Path, arguments: Mapping[str, Any]) -> Iterator[LocalPipe
         yield local
 
 
-async def _call(side: str, local: LocalPipeline, rounds: int) -> list[Row]:
-    """Returns a row for each turn, the median of `rounds` calls. A first call, of two turns, warms up."""
+async def _call(side: str, local: LocalPipeline, talk: list[ChatMessage]) -> list[Row]:
+    """Returns a row for each turn that is shown. The first side holds the whole call, which is added to `talk`; others
+    repeat the turns that are shown. A first call, of two turns, warms up."""
+    rows: list[Row] = []
+    first_side = not talk
     async with AsyncOmniClient(local.endpoint) as client:
-        await _hold(client, seed=rounds, turns=2)
-        calls = [await _hold(client, seed, TURNS) for seed in range(rounds)]
-    return [
-        {
-            "side": side,
-            "turn": index + 1,
-            "prompt_tokens": turns[0][0],
-            "computed_tokens": turns[0][1],
-            "first_audio_s": round(statistics.median(first for _, _, first in turns), 3),
-        }
-        for index, turns in enumerate(zip(*calls, strict=True))
-    ]
+        for seed in (TURNS, TURNS + 1):
+            await _ask(client, [user(audio_part(_speak(seed)))])
+        for turn in range(1, TURNS + 1):
+            if first_side:
+                talk.append(user(audio_part(_speak(turn))))
+            elif turn not in SHOWN:
+                continue
+            said, usage, first_s = await _ask(client, talk[: 2 * turn - 1])
+            if first_side:
+                talk.append(assistant(said))
+            computed = usage.prompt_tokens - usage.cached_tokens
+            row: Row = {"side": side, "turn": turn, "prompt_tokens": usage.prompt_tokens, "computed_tokens": computed}
+            rows += [{**row, "first_audio_s": round(first_s, 3)}] if turn in SHOWN else []
+    return rows
 
 
-async def _hold(client: AsyncOmniClient, seed: int, turns: int) -> list[tuple[int, int, float]]:
-    """Hold a call. Returns the thinker's prompt tokens, those it computed, and the seconds to first audio, by turn."""
-    talk: list[ChatMessage] = []
-    found = []
-    for turn in range(turns):
-        talk.append(user(audio_part(_speak(seed * TURNS + turn))))
-        began, first, text, usage = time.perf_counter(), 0.0, "", Usage()
-        async for event in client.generate(chat=talk, sampling=SAMPLING, seed=turn, timeout=900):
-            if isinstance(event, AudioChunk):
-                first = first or time.perf_counter() - began
-            elif isinstance(event, TextDelta):
-                text += event.text
-            elif isinstance(event, StageFinished) and event.stage == "thinker":
-                usage = event.usage
-        talk.append(assistant(text))
-        found.append((usage.prompt_tokens, usage.prompt_tokens - usage.cached_tokens, first))
-    return found
+async def _ask(client: AsyncOmniClient, talk: list[ChatMessage]) -> tuple[str, Usage, float]:
+    """Returns the thinker's answer, what it used, and the seconds to first audio."""
+    began, first_s, said, usage = time.perf_counter(), 0.0, "", Usage()
+    async for event in client.generate(chat=talk, sampling=SAMPLING, seed=1, timeout=900):
+        if isinstance(event, AudioChunk):
+            first_s = first_s or time.perf_counter() - began
+        elif isinstance(event, TextDelta):
+            said += event.text
+        elif isinstance(event, StageFinished) and event.stage == "thinker":
+            usage = event.usage
+    return said, usage, first_s
 
 
 def _speak(seed: int) -> bytes:
