@@ -21,11 +21,11 @@ from typing import Final
 from omni_proto.runtime.limits import BucketTable, TokenBucket
 from omni_proto.runtime.waits import Waits
 
-SHARE: Final = 0.1
+SHARE: Final = 0.05
 """Share of the event loop's time that the refused requests of one client may take."""
-BURST_S: Final = 0.5
+BURST_S: Final = 0.25
 """Work in seconds that a client's refused requests may take at once, before any waits."""
-MOST_OWED_S: Final = 3.0
+MOST_OWED_S: Final = 1.5
 """Maximum work in seconds by which a client's bucket is overdrawn, so that after 30 s without refusals none waits."""
 MAX_WAIT_S: Final = 5.0
 """Longest wait of a refusal. Libraries retry refused requests, and most give up after minutes only."""
