@@ -108,7 +108,7 @@ class Activator:
             log.warning("a pipeline is not woken", extra={"pipeline": pipeline.qualified, "reason": str(error)})
 
 
-class _Everything(grpc.GenericRpcHandler):
+class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers every method in the same way."""
 
     def __init__(self, answer: Callable[[str], Future[str]]) -> None:

@@ -55,9 +55,10 @@ def test_ports_are_those_that_are_listened_on(page: str, root: Path) -> None:
         ("operator", operator.health_port),
         ("operator", operator.metrics_port),
         ("gateway", GATEWAY_PORT),
+        ("gateway", GRPC_PORT),
     ]
     in_chart = {int(port) for port in re.findall(r"containerPort: (\d+)", chart)}
-    assert in_chart == {operator.health_port, operator.metrics_port, GATEWAY_PORT}
+    assert in_chart == {operator.health_port, operator.metrics_port, GATEWAY_PORT, GRPC_PORT}
 
 
 def test_plaintext_is_stated_where_users_look(page: str, root: Path) -> None:
