@@ -152,7 +152,7 @@ def run_day(
             missed = total = 0.0
         if second % EVERY_S == EVERY_S - 1:
             _scale(stages, pods, memory, float(second), share, behavior or ScalingBehavior(), turns)
-    most = max(_reversals(changes) for changes in turns.values())
+    most = max(most_reversals(changes) for changes in turns.values())
     return DayResult(1.0 - bad_minutes / (seconds / 60), used, ideal, most)
 
 
@@ -194,7 +194,7 @@ def _scale(
         one.ready = min(one.ready, max(1, one.wanted))
 
 
-def _reversals(changes: Sequence[tuple[int, int]]) -> int:
+def most_reversals(changes: Sequence[tuple[int, int]]) -> int:
     """Returns the largest number of changes of direction within 10 minutes."""
     times = [at for (_, before), (at, change) in itertools.pairwise(changes) if (before > 0) != (change > 0)]
     return max((sum(at - 600 < other <= at for other in times) for at in times), default=0)

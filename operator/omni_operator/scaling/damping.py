@@ -32,13 +32,21 @@ class History:
     recommended: list[tuple[float, int]] = field(default_factory=list)
     """Recommendations, the oldest first."""
     moves: list[tuple[float, int]] = field(default_factory=list)
-    """Changes of the number of pods."""
+    """Changes of the number of pods; the last one stays, however old."""
+    turned_at: float = -math.inf
+    """When the number last changed its direction."""
+
+    def move(self, at: float, change: int) -> None:
+        """Add a change of the number of pods."""
+        if self.moves and (self.moves[-1][1] > 0) != (change > 0):
+            self.turned_at = at
+        self.moves.append((at, change))
 
     def note(self, now: float, recommended: int) -> None:
         """Add a recommendation, and forget what has no effect any more."""
         cut = now - LONGEST_S
         self.recommended = [(at, count) for at, count in self.recommended if at > cut]
-        self.moves = [(at, change) for at, change in self.moves if at > cut]
+        self.moves = [move for move in self.moves[:-1] if move[0] > cut] + self.moves[-1:]
         self.recommended.append((now, recommended))
 
 

@@ -30,11 +30,22 @@ TOLERANCE: Final = 0.1
 STABLE_S: Final = 60.0
 """The need is a mean over this time, unless it rises faster."""
 TURN_S: Final = 600.0
-"""For so long after it shrank, a stage grows only beyond twice the tolerance, so that noise does not turn it back."""
+"""For so long after it shrank, a stage grows only beyond TURN_TOLERANCE; and for so long after it turned, it does not
+begin to shrink."""
+TURN_TOLERANCE: Final = 0.2
+MARGIN: Final = 0.1
+"""Share of the need that a step down leaves on top."""
+TURN_MARGIN: Final = 0.2
+"""The same for the first step down after a step up, which may be noise."""
+ELASTICITY: Final = 0.25
+"""Pods with fewer requests work faster, so a stage with too many of them seems to need less than it will: the need
+grows with this power of the ratio by which the pods become fewer. For step times of LLMs on GPUs it is 0.2 to 0.25."""
 SURGE: Final = 1.3
 """The last reading alone counts if it is this many times the mean: a burst shall not wait for the mean."""
 MOST_GROWTH: Final = 2.0
-"""Inflow, trend and missed objectives at most double the need: they are guesses."""
+"""Inflow and missed objectives at most double the need: they are guesses."""
+MOST_TREND: Final = 1.25
+"""The trend raises the need by at most this factor: a burst is no trend, and the need follows it by itself."""
 FREE_WAIT: Final = 0.1
 """Waiting requests below this share of the running ones are the engine's own first step."""
 
@@ -83,6 +94,8 @@ class StageMemory:
     """What is remembered of one stage between decisions."""
 
     history: History = field(default_factory=History)
+    seen: tuple[float, int] | None = None
+    """When it was last decided, and the number of pods that it should have then."""
     needs: list[tuple[float, float]] = field(default_factory=list)
     """Needs in pods, without inflow and trend, by their time in seconds; the oldest first."""
 
@@ -130,11 +143,15 @@ def decide_scale(
             continue
         held = memory.setdefault(ask.name, StageMemory())
         need = _steady(held, load.requests / target, now)
-        growth = min(MOST_GROWTH, above * _trend(held, ask.start_s, now))
+        growth = min(MOST_GROWTH, above * min(MOST_TREND, _trend(held, ask.start_s, now)))
         # The window of an objective also holds what was before the last change, so the need bounds this growth too.
         missed = min(ask.current * short[ask.name], need * MOST_GROWTH) if ask.name in short else 0.0
         needed = max(need * growth, missed)
+        if held.seen is not None and ask.current != held.seen[1]:
+            # Whoever made the change: it followed the decision before.
+            held.history.move(held.seen[0], ask.current - held.seen[1])
         decisions[ask.name] = _decide(ask, load, target, needed, held.history, now, is_short=ask.name in short)
+        held.seen = now, ask.current
     return decisions
 
 
@@ -157,21 +174,24 @@ def _decide(
     ask: StageAsk, load: StageLoad, target: float, needed: float, history: History, now: float, *, is_short: bool
 ) -> StageDecision:
     desired = math.ceil(round(needed, 3)) or 1
-    shrank = bool(history.moves) and history.moves[-1][1] < 0 and now - history.moves[-1][0] < TURN_S
-    above = 1 + TOLERANCE * (2 if shrank else 1)
-    if not is_short and 1 - TOLERANCE <= needed / max(1, ask.current) <= above:
+    moved_at, change = history.moves[-1] if history.moves else (-math.inf, 0)
+    above = TURN_TOLERANCE if change < 0 and now - moved_at < TURN_S else TOLERANCE
+    if not is_short and 1 - TOLERANCE <= needed / max(1, ask.current) <= 1 + above:
         desired = ask.current
     if not history.recommended:
         history.note(now, ask.current)
-    grew = bool(history.moves) and history.moves[-1][1] > 0
     wanted = min(desired, ask.current) if ask.blocked else desired
-    if grew and wanted < ask.current:
-        # A margin, so that noise does not turn it back at once.
-        wanted = min(ask.current, math.ceil(round(needed * (1 + TOLERANCE), 3)) or 1)
-    replicas = damp(ask.current, wanted, ask.least, ask.most, ask.behavior, history, now)
+    held = wanted
+    if wanted < ask.current:
+        spare = 1 + MARGIN
+        if change > 0:
+            spare = max(1 + TURN_MARGIN, (ask.current / max(needed, 1e-3)) ** ELASTICITY)
+        held = wanted = min(ask.current, math.ceil(round(needed * spare, 3)) or 1)
+        own = ask.behavior.scale_down.stabilization_window_seconds is not None
+        if change > 0 and not own and now - history.turned_at < TURN_S:
+            held = ask.current
+    replicas = damp(ask.current, held, ask.least, ask.most, ask.behavior, history, now)
     history.note(now, wanted)
-    if replicas != ask.current:
-        history.moves.append((now, replicas - ask.current))
     said = (
         f"{load.running:.1f} requests run, {load.waiting:.1f} wait, {target:.1f} are right for a pod: needs {desired}"
     )

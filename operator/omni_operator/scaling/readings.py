@@ -6,7 +6,7 @@ Only counters and histograms are read, so a reading says what happened since the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,6 +79,14 @@ def parse_reading(page: bytes, at: float) -> Reading | None:
     ran_s, waited_s, limit = (values[name] for name in _ENGINE)
     in_flight = values.get(StageMetric.INFLIGHT_REQUESTS)
     return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]), in_flight)
+
+
+def find_pairs(rows_of: Iterable[Sequence[Reading]], since: float) -> list[tuple[Reading, Reading]]:
+    """Returns the last two readings of each pod that was last read at `since` or later, of rows with the oldest first.
+
+    What a silent pod said long ago is not its load: it counts as the others do (load_between).
+    """
+    return [(rows[-2], rows[-1]) for rows in rows_of if len(rows) > 1 and rows[-1].at >= since]
 
 
 def load_between(pairs: Iterable[tuple[Reading, Reading]], pods: int) -> StageLoad | None:

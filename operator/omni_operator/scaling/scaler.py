@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from omni_operator.scaling.decision import StageAsk, StageLoad, StageMemory, dec
 from omni_operator.scaling.idle import idle_seconds, is_idle, ready_pods
 from omni_operator.scaling.notes import ObjectivesNote, ScaleNotes, StageNote
 from omni_operator.scaling.objectives import find_objectives, worst_excess
-from omni_operator.scaling.readings import Reading, load_between
+from omni_operator.scaling.readings import Reading, find_pairs, load_between
 from omni_operator.scaling.scrape import Scraper
 from omni_operator.state.live import LiveSet, LiveStage, compute_live_sets, live_serving_revision
 from omni_operator.state.observe import observe_pipeline
@@ -45,6 +46,8 @@ LONGEST_START_S: Final = 600.0
 """Longest time until a new pod serves that the trend looks ahead."""
 CONCURRENT_PIPELINES: Final = 16
 """Pipelines that are decided at the same time."""
+SILENT_S: Final = 2 * EVERY_S + 5.0
+"""A pod that was not read for this long says nothing of the load. One reading may fail, and the next be late."""
 KEPT_READINGS: Final = 256
 """Readings kept of a pod for objectives: an hour's window has 240."""
 
@@ -149,7 +152,7 @@ class Scaler:
         ready = {name: ready_pods(stage) for name, stage in live.stages.items()}
         began = time.monotonic()
         fresh = await _read(known, ready, scraper)
-        loads = _loads(known, ready)
+        loads = _loads(known, ready, began - SILENT_S)
         now = time.monotonic()
         asked = ask_replicas(pipeline, held)
         if can_sleep(pipeline):
@@ -221,11 +224,11 @@ async def _read(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], scra
     return set(fresh)
 
 
-def _loads(known: _Known, ready: Mapping[str, Mapping[str, Manifest]]) -> dict[str, StageLoad]:
+def _loads(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], since: float) -> dict[str, StageLoad]:
     loads = {}
     for name, pods in ready.items():
-        rows = [known.readings[uid] for uid in pods if len(known.readings.get(uid, ())) > 1]
-        if (load := load_between([(row[-2], row[-1]) for row in rows], len(pods))) is not None:
+        pairs = find_pairs((known.readings.get(uid, ()) for uid in pods), since)
+        if (load := load_between(pairs, len(pods))) is not None:
             loads[name] = load
     return loads
 
@@ -267,9 +270,8 @@ def _count(
         known.notes.budgets = {}
         return
     entry = next(stage.name for stage in pipeline.spec.stages if not stage.inputs)
-    rows = [known.readings[uid] for uid in ready.get(entry, ()) if uid in fresh]
-    pairs = [(row[-2], row[-1]) for row in rows if len(row) > 1]
-    known.notes.budgets = spend(known.notes.budgets, objectives, pairs)
+    rows = (known.readings[uid] for uid in ready.get(entry, ()) if uid in fresh)
+    known.notes.budgets = spend(known.notes.budgets, objectives, find_pairs(rows, -math.inf))
 
 
 def _judge(

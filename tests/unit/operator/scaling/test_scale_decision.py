@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.scaling.day import most_reversals
+from hypothesis import given, settings, strategies as st
+
 from omni_operator.scaling.decision import StageAsk, StageDecision, StageLoad, StageMemory, decide_scale, find_pressed
+from omni_operator.scaling.readings import Reading, find_pairs, load_between
 from omni_proto.pipeline.types.scaling import ScalingBehavior
 from support.tables import each_row
 
@@ -72,8 +76,9 @@ def test_one_stage(current: dict[str, int], loads: dict[str, tuple[float, float]
 
 
 def test_down_after_five_minutes() -> None:
-    assert decide({"talker": 8}, {"talker": (10, 0)}, times=20)["talker"].replicas == 8
-    assert decide({"talker": 8}, {"talker": (10, 0)}, times=22)["talker"].replicas == 1
+    assert decide({"talker": 8}, {"talker": (9, 0)}, times=20)["talker"].replicas == 8
+    assert decide({"talker": 8}, {"talker": (9, 0)}, times=22)["talker"].replicas == 1
+    assert decide({"talker": 8}, {"talker": (10, 0)}, times=22)["talker"].replicas == 2, "a margin stays"
 
 
 def test_an_unknown_load_decides_nothing() -> None:
@@ -128,3 +133,49 @@ def test_a_growing_load_is_met_when_the_pods_are_there() -> None:
         load = {"talker": StageLoad(40.0 + 2.0 * number, 0.0, 16.0)}
         found = decide_scale(make_asks({"talker": 6}), load, memory, 15.0 * number)
     assert found["talker"].desired > 7, "62 requests now, and more in a minute"
+
+
+def follow(needs: list[float], pods: int, **more: Any) -> list[tuple[int, int]]:
+    """Returns the changes of one stage's number of pods, by their seconds, as its load needs so many, 15 s apart."""
+    memory: dict[str, StageMemory] = {}
+    changes = []
+    for number, need in enumerate(needs):
+        load = {"thinker": StageLoad(10.0 * need, 0.0, 16.0)}
+        asks = make_asks({"thinker": pods}, thinker=more)[:1]
+        decision = decide_scale(asks, load, memory, 15.0 * number)["thinker"]
+        if decision.replicas != pods:
+            changes.append((15 * number, decision.replicas - pods))
+        pods = decision.replicas
+    return changes
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    level=st.floats(0.1, 18.0), noise=st.lists(st.floats(1.0, 1.04), min_size=60, max_size=200), pods=st.integers(1, 20)
+)
+def test_noise_turns_a_stage_at_most_once(level: float, noise: list[float], pods: int) -> None:
+    assert most_reversals(follow([level * factor for factor in noise], pods)) <= 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0.0, 25.0), st.integers(1, 60)), min_size=1, max_size=12), st.integers(1, 20))
+def test_no_load_turns_a_stage_more_than_twice(levels: list[tuple[float, int]], pods: int) -> None:
+    """Once down, and once up again, which serves a load that rose. After that it does not shrink for ten minutes."""
+    assert most_reversals(follow([need for need, times in levels for _ in range(times)], pods)) <= 2
+
+
+def test_a_window_of_its_own_decides_when_a_stage_shrinks() -> None:
+    needs = [1.0] * 4 + [4.0] * 4 + [1.0] * 30 + [4.0] * 4 + [1.0] * 60
+    assert [at for at, change in follow(needs, 1) if change < 0][-1] >= 15 * 38 + 600
+    behavior = ScalingBehavior.model_validate({"scaleDown": {"stabilizationWindowSeconds": 0}})
+    changes = follow(needs, 1, behavior=behavior)
+    assert changes[-1][1] < 0
+    assert changes[-1][0] <= 15 * 48
+
+
+def test_what_a_silent_pod_said_is_not_its_load() -> None:
+    busy = [Reading(at, 8.0 * at, 0.0, 16.0) for at in (985.0, 1000.0)]
+    silent = [Reading(at, 0.0, 0.0, 16.0) for at in (900.0, 915.0)]
+    assert load_between(find_pairs([busy, silent], 965.0), 2) == StageLoad(16.0, 0.0, 16.0)
+    assert load_between(find_pairs([busy, silent], 900.0), 2) == StageLoad(8.0, 0.0, 16.0)
+    assert load_between(find_pairs([silent, busy[:1]], 965.0), 2) is None
