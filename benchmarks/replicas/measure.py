@@ -1,7 +1,8 @@
 """Measures how well calls are spread over replicas of a stage, beside gRPC's round robin.
 
 The replicas are real stage servers with paced engines: a step takes 40 ms, and 4 requests run at a time, so a replica
-makes 100 tokens a second and two cores carry five of them.
+makes 100 tokens a second and two cores carry five of them. Whole pipelines, of up to 12 servers, have half that speed;
+there round robin applies to the entry's replicas only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import quantile
 from benchmarks.harness.report import Options, Report, Row, load
 from benchmarks.harness.verdict import Ratio
-from benchmarks.replicas.serving import SLOTS, STEP_MS, Caller, Run, arrive, keep_busy, serve
+from benchmarks.replicas.serving import (
+    SLOTS,
+    STEP_MS,
+    Caller,
+    Run,
+    Speed,
+    arrive,
+    keep_busy,
+    serve,
+    step_of,
+    window_of,
+)
 from omni_proto.rpc.balance.choice import Outcome, PodTable
 
 REPLICAS = 4
@@ -29,12 +41,26 @@ PER_SECOND, USUAL, UNEVEN = 8.0, 240, 600
 """Requests a second, and how many: over equal replicas, and over uneven ones, where three are two thirds busy."""
 SIDES, TABLE = ("ours", "round robin"), "replicas"
 TOKENS_PER_S = SLOTS * 1000 / STEP_MS
+CHAIN_STEP_MS = 2 * STEP_MS
+CHAIN_AT_ONCE = 16
+"""Requests in flight for each replica of a pipeline: 4 in each stage, and as many that wait."""
+BALANCED = {
+    "thinker": step_of(CHAIN_STEP_MS),
+    "talker": step_of(CHAIN_STEP_MS),
+    # An answer of 25 frames has two windows; this makes as many frames a second as the others.
+    "decoder": window_of(CHAIN_STEP_MS * 25 / 8, slots=1),
+}
+"""A pipeline whose stages are equally fast."""
+SHORT_OF_THINKERS: dict[str, Speed] = {**BALANCED, "talker": step_of(2.0, 64), "decoder": window_of(1.0, 64)}
+"""A pipeline in which the thinker is the bottleneck."""
+OF_ONE, OF_ALL = "throughput, 1 -> 4 replicas of the bottleneck", "throughput, 1 -> 4 replicas of all stages"
 
 
 def measure(options: Options) -> Report:
     """Returns throughput, makespan and latency with both ways to choose, and the cost of a choice."""
-    with serve([STEP_MS] * REPLICAS + [10 * STEP_MS]) as pods:
+    with serve({"thinker": [step_of(STEP_MS)] * REPLICAS + [step_of(10 * STEP_MS)]}) as pods:
         found = asyncio.run(_measure(pods[:REPLICAS], pods[REPLICAS]))
+    found |= {OF_ONE: _grow(SHORT_OF_THINKERS, ["thinker"]), OF_ALL: _grow(BALANCED, list(BALANCED))}
     choice_us = time_choice()
     rows = [
         {"what": what, **{side: round(value, 3) for side, value in values.items()}} for what, values in found.items()
@@ -43,6 +69,8 @@ def measure(options: Options) -> Report:
     ours = {what: values["ours"] for what, values in found.items()}
     ratios = [
         Ratio("throughput, 1 -> 4 replicas", ours["throughput, 1 -> 4 replicas"], at_least=3.8, tolerance=0.1),
+        Ratio(OF_ONE, ours[OF_ONE], at_least=3.8, tolerance=0.1),
+        Ratio(OF_ALL, ours[OF_ALL], at_least=3.8, tolerance=0.1),
         Ratio("makespan / optimum, costs differ 4x", ours["makespan / optimum, costs differ 4x"], at_most=1.10),
         Ratio("p99, one replica 10x slower", ours["p99, one replica 10x slower"], at_most=1.5, tolerance=0.5),
         Ratio("makespan, two callers / one", ours["makespan, two callers / one"], at_most=1.15),
@@ -78,6 +106,28 @@ async def _measure(pods: Sequence[str], slow: str) -> dict[str, dict[str, float]
     return found
 
 
+def _grow(speeds: dict[str, Speed], grown: Sequence[str]) -> dict[str, float]:
+    """Returns how many times the audio of a pipeline with one replica of each stage one with 4 of some stages makes."""
+
+    def run(replicas: int) -> dict[str, float]:
+        draw = random.Random(3)
+        rate = SLOTS * 1000 / CHAIN_STEP_MS * replicas
+        costs = [draw.randint(15, 35) for _ in range(round(2 * SECONDS * rate / 25))]
+        at_once = CHAIN_AT_ONCE * replicas
+
+        def send(round_robin: bool) -> Run:
+            busy = _with_callers(pods, 1, round_robin, lambda made: keep_busy(made, costs, at_once), speaks=True)
+            return asyncio.run(busy)
+
+        with serve({name: [speed] * (replicas if name in grown else 1) for name, speed in speeds.items()}) as pods:
+            return {side: _rate(send(side != "ours")) for side in (SIDES if replicas > 1 else SIDES[:1])}
+
+    one = run(1)["ours"]
+    grew = {side: rate / one for side, rate in run(REPLICAS).items()}
+    print(f"{', '.join(grown)}: {grew}", flush=True)
+    return grew
+
+
 async def _busy(pods: Sequence[str], replicas: int, round_robin: bool = False) -> Run:
     draw = random.Random(3)
     costs = [draw.randint(15, 35) for _ in range(round(SECONDS * TOKENS_PER_S * replicas / 25))]
@@ -93,9 +143,13 @@ async def _latency(pods: Sequence[str], requests: int, round_robin: bool) -> Run
 
 
 async def _with_callers(
-    pods: Sequence[str], count: int, round_robin: bool, run: Callable[[list[Caller]], Awaitable[Run]]
+    pods: Sequence[str],
+    count: int,
+    round_robin: bool,
+    run: Callable[[list[Caller]], Awaitable[Run]],
+    speaks: bool = False,
 ) -> Run:
-    callers = [Caller(pods, round_robin=round_robin) for _ in range(count)]
+    callers = [Caller(pods, round_robin=round_robin, speaks=speaks) for _ in range(count)]
     for caller in callers:
         await caller.connect(len(pods) if len(pods) > 1 else 0)
     try:
@@ -106,9 +160,9 @@ async def _with_callers(
 
 
 def _rate(run: Run) -> float:
-    """Returns the tokens a second while all slots had work: without the first second and the last quarter."""
-    begin, end = 1.0, run.wall_s * 0.75
-    return sum(begin <= at < end for at in run.tokens_at) / (end - begin)
+    """Returns the output a second while all slots had work: without the first tenth and the last quarter."""
+    begin, end = run.wall_s * 0.1, run.wall_s * 0.75
+    return sum(size for at, size in run.output_at if begin <= at < end) / (end - begin)
 
 
 def time_choice(pods: int = 100, calls: int = 20_000) -> float:
