@@ -6,15 +6,11 @@ Run by test_live_scaling.py. It prints what it measured; only what must hold on 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -23,57 +19,17 @@ import pytest
 from omni_proto.client import OmniClient
 from omni_proto.rpc.status import read_status, status_of_call
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.operators import OperatorProcess, grant_gateway
-from support.controlplane.pipelines import build_pipeline, build_stage, condition_of, wait_condition, wait_settled
-from support.controlplane.pod_network import ANNOTATIONS, Kubelet, read_address
+from support.controlplane.operators import OperatorProcess
+from support.controlplane.paced_pods import ACTIVATOR, PLAIN, SPOKEN, STAGES, Load, ask, paced_pipeline, run_gateway
+from support.controlplane.pipelines import condition_of, wait_condition, wait_settled
+from support.controlplane.pod_network import Kubelet
 from support.controlplane.server.api import Api, Manifest, eventually
 from support.processes.polling import PATIENCE_S
-from support.processes.process import ChildProcess
 from support.stages.fast_table import write_fast_table
 
 pytestmark = pytest.mark.controlplane
 
-STAGES = ("thinker", "talker", "decoder")
 GET_STAGE = "/omni_proto.stage.v1.StageService/GetStage"
-ACTIVATOR = "10.244.0.2:50051"
-"""An address in the network of pods; nothing here maps ports, so the port is that of the pipelines' Services."""
-PLAIN = {"model": "omni", "messages": [{"role": "user", "content": "How are you?"}]}
-SPOKEN = {**PLAIN, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
-
-
-def paced_pipeline(table: Path, scaling: Manifest, **thinker: Any) -> Manifest:
-    stages = [
-        build_stage("thinker", component="sim/thinker", outputs=["Text"], **thinker),
-        build_stage("talker", after="thinker", component="sim/talker"),
-        build_stage("decoder", after="talker", component="sim/decoder", outputs=["Audio"]),
-    ]
-    for stage in stages:
-        stage["scaling"] = scaling
-    pipeline = build_pipeline(stages=stages)
-    pipeline["spec"]["model"] = {"uri": f"file://{table}"}
-    pipeline["spec"]["defaults"]["podAnnotations"] = ANNOTATIONS
-    return pipeline
-
-
-@contextmanager
-def run_gateway(control_plane: ControlPlane, api: Api, folder: Path) -> Iterator[httpx.Client]:
-    """Runs `python -m omni_gateway` with the chart's rights. Yields a client."""
-    grant_gateway(api, api.namespace)
-    kubeconfig = control_plane.kubeconfig_for_service_account(api.namespace, "gateway")
-    address, settings = folder / "gateway.json", folder / "gateway.yaml"
-    settings.write_text("keepAliveSeconds: 0.5\n")
-    command = [sys.executable, "-m", "omni_gateway", "--cluster", "--namespace", api.namespace]
-    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", "0", "--activator", ACTIVATOR]
-    command += ["--config", str(settings), "--address-file", str(address)]
-    process = ChildProcess("gateway", command, folder / "gateway.log", {**os.environ, "GRPC_DNS_RESOLVER": "native"})
-    process.start()
-    try:
-        process.wait_until(address.exists)
-        with httpx.Client(base_url=read_address(address)["http"], timeout=PATIENCE_S) as client:
-            eventually(lambda: client.get("/ready").status_code == 200, timeout_s=PATIENCE_S)
-            yield client
-    finally:
-        process.kill()
 
 
 def grant_endpoint_slices(api: Api) -> None:
@@ -91,15 +47,6 @@ def grant_endpoint_slices(api: Api) -> None:
 def find_activations(api: Api) -> list[str]:
     """Returns the names of the EndpointSlices that lead to the gateway."""
     return [name for one in api.list("EndpointSlice") if "-activator-" in (name := one["metadata"]["name"])]
-
-
-def ask(client: httpx.Client, body: Manifest) -> str:
-    """Returns what is wrong with the answer; empty if nothing is."""
-    try:
-        answer = client.post("/v1/chat/completions", json=body)
-    except httpx.HTTPError as error:
-        return repr(error)
-    return "" if answer.status_code == 200 else f"{answer.status_code}: {answer.text[:300]}"
 
 
 def stream(client: httpx.Client, body: Manifest) -> tuple[str, int]:
@@ -191,16 +138,6 @@ def test_four_times_the_load(
     pipeline = paced_pipeline(
         table, {"minReplicas": 1, "maxReplicas": 5, "behavior": behavior}, engineArgs={"maxNumSeqs": 4}
     )
-    wrong: list[str] = []
-    calls = itertools.count()
-    active, ended = [2], threading.Event()
-
-    def load(number: int, client: httpx.Client) -> None:
-        while not ended.is_set():
-            if number >= active[0]:
-                time.sleep(0.2)
-            elif said := ask(client, PLAIN if next(calls) % 4 else SPOKEN):
-                wrong.append(said)
 
     def sizes() -> dict[str, int]:
         return {stage: api.get("OmniStage", f"omni-{stage}")["spec"]["replicas"] for stage in STAGES}
@@ -210,42 +147,39 @@ def test_four_times_the_load(
         operator.start()
         api.apply(pipeline)
         wait_settled(api, timeout_s=2 * PATIENCE_S)
-        with ThreadPoolExecutor(8) as pool:
-            workers = [pool.submit(load, number, client) for number in range(8)]
-            try:
-                history = [sizes()]
+        with Load(client, 8) as load:
+            load.active = 2
+            history = [sizes()]
 
-                def watch(until: Callable[[dict[str, int]], bool], seconds: float) -> None:
-                    deadline = time.monotonic() + PATIENCE_S + seconds
-                    while not until(history[-1]) or seconds > 0:
-                        assert time.monotonic() < deadline, history
-                        time.sleep(0.5)
-                        seconds -= 0.5
-                        if (now := sizes()) != history[-1]:
-                            history.append(now)
+            def watch(until: Callable[[dict[str, int]], bool], seconds: float) -> None:
+                deadline = time.monotonic() + PATIENCE_S + seconds
+                while not until(history[-1]) or seconds > 0:
+                    assert time.monotonic() < deadline, history
+                    time.sleep(0.5)
+                    seconds -= 0.5
+                    if (now := sizes()) != history[-1]:
+                        history.append(now)
 
-                watch(lambda now: True, 30)
-                assert history == [dict.fromkeys(STAGES, 1)], history
-                active[0] = 8
-                watch(lambda now: now["thinker"] >= 3, 0)
-                name = f'{{pipeline="omni",pipeline_namespace="{api.namespace}",stage="thinker"}}'
-                assert operator.metrics()[f"omni_operator_stage_desired_replicas{name}"] >= 3, "for other autoscalers"
-                operator.kill()
-                before = next(calls)
-                eventually(lambda: next(calls) > before + 20, timeout_s=PATIENCE_S, why="calls go on without it")
-                operator.start()
-                watch(lambda now: True, 45)
-                active[0] = 2
-                watch(lambda now: now["thinker"] == 1, 0)
-                eventually(lambda: kubelet.count("thinker") == 1, timeout_s=PATIENCE_S, why="the others have drained")
-            finally:
-                ended.set()
-            for worker in workers:
-                worker.result()
+            watch(lambda now: True, 30)
+            assert history == [dict.fromkeys(STAGES, 1)], history
+            load.active = 8
+            watch(lambda now: now["thinker"] >= 3, 0)
+            name = f'{{pipeline="omni",pipeline_namespace="{api.namespace}",stage="thinker"}}'
+            assert operator.metrics()[f"omni_operator_stage_desired_replicas{name}"] >= 3, "for other autoscalers"
+            operator.kill()
+            before = load.done
+            eventually(lambda: load.done > before + 20, timeout_s=PATIENCE_S, why="calls go on without it")
+            operator.start()
+            watch(lambda now: True, 45)
+            load.active = 2
+            watch(lambda now: now["thinker"] == 1, 0)
+            eventually(lambda: kubelet.count("thinker") == 1, timeout_s=PATIENCE_S, why="the others have drained")
         operator.stop()
         steps = [now["thinker"] for now in history]
-        sys.stdout.write(f"\n{next(calls)} calls, {len(wrong)} failed; thinker {steps}, pods at most {kubelet.peak}\n")
-        assert wrong == []
+        sys.stdout.write(
+            f"\n{load.done} calls, {len(load.wrong)} failed; thinker {steps}, pods at most {kubelet.peak}\n"
+        )
+        assert load.wrong == []
         assert kubelet.failures == []
         assert {now[stage] for now in history for stage in STAGES[1:]} == {1}, "only the bottleneck grows"
         moves = [after - before for before, after in itertools.pairwise(steps) if after != before]

@@ -39,6 +39,8 @@ class Module:
     by_name: bool = False
     folder: str = ""
     """The folder's name, if it is not `name`."""
+    in_copy: bool = False
+    """See build_programs."""
 
     @property
     def path(self) -> Path:
@@ -72,6 +74,12 @@ MODULES = (
         by_name=True,
     ),
     Module("otelcol", (Program("otelcol", "."),), by_name=True),
+    Module(
+        "keda",
+        (Program("keda", "./cmd/operator"), Program("keda-adapter", "./cmd/adapter")),
+        by_name=True,
+        in_copy=True,
+    ),
 )
 _MODULE_OF = {program.name: module for module in MODULES for program in module.programs}
 NAMES = tuple(_MODULE_OF)
@@ -134,7 +142,7 @@ def _build(modules: list[Module]) -> None:
     )
     for module in modules:
         try:
-            build_programs(module.path, module.programs, cache_directory(module))
+            build_programs(module.path, module.programs, cache_directory(module), in_copy=module.in_copy)
         except BuildError as error:
             raise BinariesMissingError(f"{error} {remedy}") from error
 

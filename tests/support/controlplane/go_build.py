@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -30,8 +31,15 @@ class BuildError(RuntimeError):
     """Go is missing or too old, or the build failed. The message says which."""
 
 
-def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> None:
+SOURCE = "source"
+"""Folder of a cache folder with the copied source of its programs."""
+
+
+def build_programs(module: Path, programs: Sequence[Program], cache: Path, *, in_copy: bool = False) -> None:
     """Builds into a temporary folder and renames that to `cache`, unless `cache` exists. A concurrent builder waits.
+
+    in_copy: the module that go.mod requires is built in a copy of its own folder, which stays below `cache`: it has
+    replace directives, and Go follows only those of the main module.
 
     Raises:
         BuildError: no suitable Go was found, or the build failed.
@@ -40,10 +48,24 @@ def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> No
 
     def fill(building: Path) -> None:
         say(f"building {', '.join(program.name for program in programs)} into {cache} (once)")
+        folder = _copy_required(go, module, building / SOURCE) if in_copy else module
         for program in programs:
-            _build(go, module, program, building)
+            _build(go, folder, program, building)
 
     fill_once(cache, module.name, fill)
+
+
+def _copy_required(go: str, module: Path, copy: Path) -> Path:
+    """Copies the module that go.mod requires, of the sum in go.sum. Returns the copy."""
+    path, version = re.findall(r"^require (\S+) (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)[0]
+    command = [go, "mod", "download", "-json", f"{path}@{version}"]
+    done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout or "{}")
+    if done.returncode or "Dir" not in said:
+        raise BuildError(f"{' '.join(command)} failed: {said.get('Error') or done.stderr}")
+    # Without the modes of the module cache, whose folders nobody can delete.
+    subprocess.run(["cp", "-r", "--no-preserve=mode", said["Dir"], copy], check=True)
+    return copy
 
 
 def _build(go: str, module: Path, program: Program, output: Path) -> None:

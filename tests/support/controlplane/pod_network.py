@@ -110,6 +110,11 @@ class Kubelet:
         """Returns the number of processes, of one stage or of all."""
         return sum(not stage or pod.stage == stage for pod in list(self._pods.values()))
 
+    def ready(self, stage: str) -> dict[str, float]:
+        """Returns the address of each ready pod of a stage, and since when it is, in seconds of a monotonic clock."""
+        pods = [pod for pod in list(self._pods.values()) if pod.stage == stage and not pod.stopping]
+        return {pod.address: pod.began + pod.ready_s for pod in pods if pod.ready_s is not None}
+
     def _run(self) -> None:
         try:
             while not self._ended.wait(0.1):

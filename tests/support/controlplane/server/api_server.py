@@ -34,6 +34,11 @@ _API_SERVER_FLAGS = (
     "--endpoint-reconciler-type=none",
     "--shutdown-delay-duration=0s",
     "--event-ttl=1h",
+    # For servers behind the API server, such as those of metrics: how it tells them who calls.
+    "--requestheader-allowed-names=front-proxy",
+    "--requestheader-username-headers=X-Remote-User",
+    "--requestheader-group-headers=X-Remote-Group",
+    "--requestheader-extra-headers-prefix=X-Remote-Extra-",
 )
 
 
@@ -232,6 +237,8 @@ class ApiServer:
 
     def _api_server_flags(self, etcd: str, port: int) -> list[str]:
         pki = self.pki
+        for name, content in zip(("front-proxy.crt", "front-proxy.key"), pki.client_pair("front-proxy"), strict=True):
+            (pki.directory / name).write_bytes(content)
         disabled = ",".join(self.disabled_admission)
         return [
             *_API_SERVER_FLAGS,
@@ -243,6 +250,9 @@ class ApiServer:
             f"--tls-cert-file={pki.server_certificate}",
             f"--tls-private-key-file={pki.server_key}",
             f"--client-ca-file={pki.ca}",
+            f"--requestheader-client-ca-file={pki.ca}",
+            f"--proxy-client-cert-file={pki.directory / 'front-proxy.crt'}",
+            f"--proxy-client-key-file={pki.directory / 'front-proxy.key'}",
             f"--service-account-key-file={pki.service_account_public_key}",
             f"--service-account-signing-key-file={pki.service_account_key}",
         ]

@@ -15,6 +15,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _LIFETIME = datetime.timedelta(days=30)
 _SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 _SERVER_ADDRESSES = ("127.0.0.1", "::1", "10.96.0.1")
+# KEDA's two programs authenticate to each other with one certificate.
+_BOTH_WAYS = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 class Pki:
@@ -69,7 +71,7 @@ class Pki:
         certificate = (
             self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")]), key.public_key())
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(_BOTH_WAYS), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         return (

@@ -1,0 +1,169 @@
+"""Pods come and go under load while callers choose among them; as live_scaling.py."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from omni_proto.pod_contract import METRICS_PORT, StageMetric
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.keda import Keda
+from support.controlplane.operators import OperatorProcess
+from support.controlplane.paced_pods import Load, paced_pipeline, run_gateway
+from support.controlplane.pipelines import condition_of, wait_condition, wait_settled
+from support.controlplane.pod_network import Kubelet
+from support.controlplane.server.api import Api, eventually
+from support.peers.prometheus import PrometheusProcess
+from support.processes.polling import PATIENCE_S
+from support.stages.fast_table import write_fast_table
+
+pytestmark = pytest.mark.controlplane
+
+CALLS = 5000
+SCALED = ("thinker", "talker")
+"""The entry, which the gateway calls, and a stage that a stage calls."""
+
+
+def answered(address: str) -> float:
+    """Returns how many calls a pod has ended; 0 if it does not say."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}/metrics", timeout=5) as page:
+            text = page.read().decode()
+    except OSError:
+        return 0.0
+    families = text_string_to_metric_families(text)
+    return sum(one.value for family in families for one in family.samples if one.name == StageMetric.REQUESTS)
+
+
+def test_no_call_fails_while_replicas_go_and_come(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
+) -> None:
+    table = write_fast_table(tmp_path / "table", replyTokens=[4, 4])
+    waits: dict[str, float] = {}
+    with Kubelet(api, tmp_path) as kubelet, make_operator(), run_gateway(control_plane, api, tmp_path) as client:
+        api.apply(paced_pipeline(table, {"by": "External"}))
+        wait_settled(api, timeout_s=2 * PATIENCE_S)
+
+        def has(number: int) -> bool:
+            """Returns whether all stages have that many pods, and each has answered; notes when new ones did."""
+            pods = [kubelet.ready(stage) for stage in SCALED]
+            for address, since in itertools.chain.from_iterable(one.items() for one in pods):
+                if address not in waits and answered(address):
+                    waits[address] = time.monotonic() - since
+            return all(len(one) == number and one.keys() <= waits.keys() for one in pods) and all(
+                kubelet.count(stage) == number for stage in SCALED
+            )
+
+        def scale(number: int) -> None:
+            for stage in SCALED:
+                api.patch("OmniStage", f"omni-{stage}", {"spec": {"replicas": number}})
+            eventually(lambda: has(number), timeout_s=3 * PATIENCE_S, why=f"{number} pods serve")
+
+        with Load(client, 6) as load:
+            load.active = 6
+            scale(1)
+            waits.update(dict.fromkeys(waits, 0.0))  # these were there before the load
+            scale(4)
+            began, before, changes = time.monotonic(), load.done, 0
+            while load.done < before + CALLS:
+                scale(1)
+                scale(4)
+                changes += 2
+            seconds = time.monotonic() - began
+        sys.stdout.write(
+            f"\n{load.done - before} calls in {seconds:.0f} s, {len(load.wrong)} failed, 4 -> 1 -> 4 replicas "
+            f"{changes // 2} times; first answer of a new pod at most {max(waits.values()):.1f} s after it was ready\n"
+        )
+        assert load.wrong == []
+        assert kubelet.failures == []
+
+
+def test_a_quota_stops_the_growth_and_the_condition_says_so(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
+) -> None:
+    table = write_fast_table(tmp_path / "table", replyTokens=[40, 40], stepMs={"1": 40.0})
+    pipeline = paced_pipeline(table, {"minReplicas": 1, "maxReplicas": 9}, engineArgs={"maxNumSeqs": 4})
+    with Kubelet(api, tmp_path) as kubelet, make_operator(), run_gateway(control_plane, api, tmp_path) as client:
+        # One more pod than the pipeline needs without load.
+        metadata, spec = {"name": "pods"}, {"hard": {"pods": "4"}}
+        api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec})
+        api.apply(pipeline)
+        wait_settled(api, timeout_s=2 * PATIENCE_S)
+        with Load(client, 8) as load:
+            load.active = 8
+            reason = "ScalingNeedsCapacity"
+            said = wait_condition(api, "Scaling", status="False", reason=reason, timeout_s=2 * PATIENCE_S)["message"]
+            assert "stage thinker" in said
+            assert "quota" in said
+            assert wait_condition(api, "Ready", status="True", timeout_s=PATIENCE_S)
+            api.delete("ResourceQuota", "pods")
+            eventually(lambda: kubelet.count("thinker") >= 3, timeout_s=3 * PATIENCE_S, why="there is room")
+            wait_condition(api, "Scaling", status="True", timeout_s=3 * PATIENCE_S)
+        sys.stdout.write(f"\n{said}\n{load.done} calls, {len(load.wrong)} failed, pods at most {kubelet.peak}\n")
+        assert {kubelet.peak[stage] for stage in ("talker", "decoder")} == {1}
+        assert load.wrong == []
+        assert kubelet.failures == []
+
+
+def test_keda_follows_the_operators_answer(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
+) -> None:
+    """A ScaledObject on the exported number of pods that the load needs, as docs/scaling.md shows it."""
+    table = write_fast_table(tmp_path / "table", replyTokens=[40, 40], stepMs={"1": 40.0})
+    pipeline = paced_pipeline(table, {"by": "External"}, engineArgs={"maxNumSeqs": 4})
+    labels = f'pipeline_namespace="{api.namespace}", pipeline="omni", stage="thinker"'
+
+    def pods(stage: str) -> int:
+        return int(api.get("OmniStage", f"omni-{stage}")["spec"]["replicas"])
+
+    with Kubelet(api, tmp_path) as kubelet, make_operator() as operator:
+        targets = [{"targets": [f"127.0.0.1:{operator.port('metrics')}"]}]
+        config = {"job_name": "operator", "static_configs": targets}
+        with PrometheusProcess(tmp_path, [config]) as prometheus, Keda(control_plane, api.namespace, tmp_path) as keda:
+            api.apply(pipeline)
+            wait_settled(api, timeout_s=2 * PATIENCE_S)
+            trigger = {
+                "serverAddress": prometheus.url,
+                "query": f"max(omni_operator_stage_desired_replicas{{{labels}}})",
+                "threshold": "1",
+            }
+            down = {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 15}}}
+            spec = {
+                "scaleTargetRef": {
+                    "apiVersion": "omnipipeline.io/v1alpha1",
+                    "kind": "OmniStage",
+                    "name": "omni-thinker",
+                },
+                "pollingInterval": 5,
+                "minReplicaCount": 1,
+                "maxReplicaCount": 5,
+                "advanced": {"horizontalPodAutoscalerConfig": down},
+                "triggers": [{"type": "prometheus", "metadata": trigger}],
+            }
+            api.apply(
+                {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "omni"}, "spec": spec}
+            )
+            with run_gateway(control_plane, api, tmp_path) as client, Load(client, 8) as load:
+                load.active = 2
+                eventually(
+                    lambda: condition_of(api.get("ScaledObject", "omni"), "Ready").get("status") == "True",
+                    timeout_s=PATIENCE_S,
+                    why="KEDA accepts the scale target",
+                )
+                load.active = 8
+                eventually(lambda: kubelet.count("thinker") >= 3, timeout_s=2 * PATIENCE_S, why="KEDA adds pods")
+                grown = pods("thinker")
+                load.active = 1
+                eventually(lambda: kubelet.count("thinker") == 1, timeout_s=3 * PATIENCE_S, why="KEDA removes them")
+            keda.require_running()
+        sys.stdout.write(f"\nKEDA: thinker 1 -> {grown} -> 1, {load.done} calls, {len(load.wrong)} failed\n")
+        assert [pods(stage) for stage in ("thinker", "talker", "decoder")] == [1, 1, 1]
+        assert load.wrong == []
+        assert kubelet.failures == []
