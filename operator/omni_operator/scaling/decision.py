@@ -148,7 +148,7 @@ def decide_scale(
         missed = min(ask.current * short[ask.name], need * MOST_GROWTH) if ask.name in short else 0.0
         needed = max(need * growth, missed)
         if held.seen is not None and ask.current != held.seen[1]:
-            # Whoever made the change: it followed the decision before.
+            # A change, which anybody may have made, followed the decision before.
             held.history.move(held.seen[0], ask.current - held.seen[1])
         decisions[ask.name] = _decide(ask, load, target, needed, held.history, now, is_short=ask.name in short)
         held.seen = now, ask.current
