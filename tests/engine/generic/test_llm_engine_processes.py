@@ -124,7 +124,7 @@ async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None
     engine._prepare_s = 0.05
     with pytest.raises(PrepareTimeoutError):
         await exhaust(engine.generate(request))
-    engine._prepare_s = 20.0
+    engine._prepare_s = PATIENCE_S
     entered.clear()
     async with aclosing(engine.generate(request)) as steps:
         first = asyncio.ensure_future(anext(steps))

@@ -19,7 +19,7 @@ from omni_stage.models.component import EdgeRows, EdgeStream, FinishReason
 from support.engines.omni_stages import Collected, OmniStages, receive, run_omni_stages
 from support.engines.streams import collect, stage_request
 from support.models.reference import ReferencePrompt
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -143,7 +143,7 @@ async def test_leaving_between_windows_ends_it(stages: OmniStages) -> None:
     engine, stream = stages.engines["token2wav"], WatchedStream()
     stream.put({"codes": codes_of(30)})
     task = asyncio.create_task(collect(engine, stage_request(engine, stream, **SEEDED)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await stream.wants_more.wait()
     assert engine.unfinished_requests == 0
     assert not task.done()

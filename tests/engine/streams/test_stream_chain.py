@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.server.stage_server import StageServer
 from support.engines.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
 from support.engines.streams import until_empty
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,6 +28,9 @@ SAMPLING = {
     "thinker": {"temperature": 0.8, "max_tokens": 120, "ignore_eos": True},
     "talker": {"temperature": 1.1, "max_tokens": 150, "ignore_eos": True},
 }
+
+
+Chains = tuple[OmniStages, str, str, list[StageServer]]
 
 
 class Chain:
@@ -64,17 +67,13 @@ class Chain:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[tuple[OmniStages, str, str, Chain]]:
-    """The engines, the addresses of a Full chain and of a Stream chain, and the Stream chain itself."""
+async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[Chains]:
+    """The engines, the addresses of a Full chain and of a Stream chain, and all servers."""
     checkpoint = make_tiny_checkpoint(0, "gqa")
     async with run_omni_stages(checkpoint) as stages, AsyncExitStack() as stack:
         full, streamed = Chain(EdgeMode.FULL), Chain(EdgeMode.STREAM)
-        yield (
-            stages,
-            await full.start(stages, checkpoint, stack),
-            await streamed.start(stages, checkpoint, stack),
-            streamed,
-        )
+        addresses = [await chain.start(stages, checkpoint, stack) for chain in (full, streamed)]
+        yield stages, *addresses, [*full.servers.values(), *streamed.servers.values()]
 
 
 async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
@@ -85,22 +84,27 @@ async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
         include_token_ids=True,
         include_codec_tokens=True,
         encoding="pcm_f32le",
-        timeout=250,
+        timeout=3 * PATIENCE_S,
     )
 
 
 # tests/pipeline/answers/test_stream_grpc.py tests the same with three processes. test_stream_audio.py tests how much
 # streamed audio differs from audio that is computed in one piece.
 @pytest.mark.full
-async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
-    stages, full_address, address, chain = chains
+async def test_equal_and_earlier(chains: Chains) -> None:
+    stages, full_address, address, servers = chains
     order: list[str] = []
     timings: dict[str, Any] = {}
     async with AsyncOmniClient(full_address) as full, AsyncOmniClient(address) as streamed:
         expected = [await run(full, text, seed) for seed, text in enumerate(["Hello", "One, two", "?"])]
         results = await asyncio.gather(*(run(streamed, text, s) for s, text in enumerate(["Hello", "One, two", "?"])))
         async for event in streamed.generate(
-            raw_text="Hello", seed=0, sampling=SAMPLING, include_token_ids=True, include_codec_tokens=True, timeout=250
+            raw_text="Hello",
+            seed=0,
+            sampling=SAMPLING,
+            include_token_ids=True,
+            include_codec_tokens=True,
+            timeout=3 * PATIENCE_S,
         ):
             if isinstance(event, TokenDelta):
                 order += [event.stage] * len(event.ids)
@@ -119,22 +123,33 @@ async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> 
     assert order.index("token2wav AudioChunk") < len(order) - 1 - order[::-1].index("talker"), "sound before the last"
     assert 0 < timings["talker"].first_output_ns < timings["talker"].input_complete_ns
     assert 0 < timings["token2wav"].first_audio_ns < timings["token2wav"].input_complete_ns
-    for name, server in chain.servers.items():
+    await wait_until_left(stages, servers)
+
+
+async def wait_until_left(stages: OmniStages, servers: Sequence[StageServer]) -> None:
+    """Waits until no server and no table of an engine holds a request."""
+    for server in servers:
         await until(lambda admission=server.admission: admission.requests == 0)
+    for name, engine in stages.engines.items():
+        await until(lambda engine=engine: engine.unfinished_requests == 0)
         if name != "token2wav":
-            assert await until_empty(stages.engines[name]) == {}
+            assert await until_empty(engine) == {}
 
 
-async def test_a_call_that_is_left_ends_in_every_engine(chains: tuple[OmniStages, str, str, Chain]) -> None:
-    stages, _, address, chain = chains
-    async with AsyncOmniClient(address) as client:
-        events = client.generate(raw_text="Hello", sampling=SAMPLING, include_codec_tokens=True, timeout=250)
+async def leave(address: str, stage: str, tokens: int) -> None:
+    """Asks for an answer, and leaves the call when the stage has sent so many pieces of tokens, or has ended."""
+    wanted = {"sampling": SAMPLING, "include_token_ids": True, "include_codec_tokens": True, "timeout": 3 * PATIENCE_S}
+    async with AsyncOmniClient(address) as client, aclosing(client.generate(raw_text="Hello", **wanted)) as events:
         async for event in events:
-            if isinstance(event, TokenDelta) and event.stage == "talker":
-                break
-        await events.aclose()
-    for name, server in chain.servers.items():
-        await until(lambda admission=server.admission: admission.requests == 0)
-        await until(lambda engine=stages.engines[name]: engine.unfinished_requests == 0)
-        if name != "token2wav":
-            assert await until_empty(stages.engines[name]) == {}
+            if isinstance(event, TokenDelta | StageFinished) and event.stage == stage:
+                tokens -= 1
+                if tokens <= 0 or isinstance(event, StageFinished):
+                    return
+
+
+async def test_calls_that_are_left_end_in_every_engine(chains: Chains) -> None:
+    """Calls over edges of both modes, left in the thinker, in the talker, and when the last stage begins."""
+    stages, full_address, address, servers = chains
+    places = [("thinker", 1), ("thinker", 30), ("talker", 1), ("talker", 40), ("talker", 10_000)]
+    await asyncio.gather(*(leave(to, *place) for to in (full_address, address) for place in places))
+    await wait_until_left(stages, servers)

@@ -47,6 +47,7 @@ def wait_until_gone(processes: set[ProcessId]) -> None:
     wait_until(lambda: not list_running(processes), PATIENCE_S, lambda: f"still there: {list_running(processes)}")
 
 
+@pytest.mark.full  # test_cli_supervisor kills `omnipipe run`, and test_faults_processes real stage servers
 def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(
     one_stage: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

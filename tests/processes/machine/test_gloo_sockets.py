@@ -17,6 +17,7 @@ IN_A_POD = (
 """Gives the host's name an address that is not loopback, as in a pod. The address is on `lo`, the only device here."""
 
 
+@pytest.mark.full  # tests/pipeline/test_sockets.py looks at real stages, in whatever network runs the tests
 def test_gloo_listens_on_loopback_alone_wherever_the_hosts_name_leads(tmp_path: Path) -> None:
     """By default Gloo listens on the address of the host's name, so a dozen ports would be open to the cluster."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "--net"]

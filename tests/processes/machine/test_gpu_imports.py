@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from omni_stage.vllm_adapter.checks.image import MODULES
 from omni_stage.vllm_adapter.wiring.select import worker_cls
+from support.processes.polling import PATIENCE_S
 
 _LOOK = """
 import importlib, sys
@@ -28,6 +31,7 @@ _GPU_MODULES = (
 )
 
 
+@pytest.mark.full  # it takes as long as several engines, and only another vLLM changes it
 def test_a_gpu_stage_leaves_cuda_as_it_is_and_the_cpus_worker_does_not() -> None:
     """A GPU stage's imports leave torch.cuda unchanged, and those of the CPU worker do not.
 
@@ -36,7 +40,7 @@ def test_a_gpu_stage_leaves_cuda_as_it_is_and_the_cpus_worker_does_not() -> None
     (cpu_module,) = {worker_cls(kind, "cpu").rpartition(".")[0] for kind in ("autoregressive", "diffusion")}
     # One process makes both checks, because importing vLLM takes ten seconds.
     command = [sys.executable, "-c", _LOOK, " ".join(_GPU_MODULES), cpu_module]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5 * PATIENCE_S)
     gpu, cpu = done.stdout.splitlines()
     assert gpu == _UNTOUCHED
     assert cpu.startswith("_StreamPlaceholder")

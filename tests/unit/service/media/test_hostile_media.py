@@ -35,6 +35,8 @@ from support.tables import each_row
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
 """Seconds that a decoder may take: many, so that a busy machine does not make a file seem hostile."""
+LONG = ("opus of 5 minutes of silence", "mp3 of 12 minutes", "flac of 300 s of silence")
+"""Media that take half of the time. Of each of their codecs there is another one."""
 SLOW = "flac of 8 channels at 192 kHz, 40 s"
 MEASURING_BYTES = 24 << 20
 """Memory that a run with coverage adds to each worker, because it also measures the workers."""
@@ -80,7 +82,9 @@ def peak_bytes(pool: MediaPool) -> int:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("medium", list(taken()), ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "medium", [pytest.param(m, id=m.name, marks=[pytest.mark.full] if m.name in LONG else []) for m in taken()]
+)
 async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: Hostile) -> None:
     slot = judge(medium)
     if medium.fate == TAKEN:
