@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from omni_stage.models.component import (
 )
 from support.engines.one_stage import collect, configure, running, token_ids
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 
@@ -107,12 +108,11 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """Waits up to 5 s for the engine to handle aborts. Returns how many entries its request tables still have."""
-    for _ in range(100):
-        if not await scheduler_requests(engine):
-            return 0
+    """Waits for the engine to handle aborts. Returns how many entries its request tables still have."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := await scheduler_requests(engine)) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    return await scheduler_requests(engine)
+    return left
 
 
 async def test_one_engine_from_start_to_shutdown(

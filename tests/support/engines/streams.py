@@ -124,13 +124,13 @@ def table_sizes(engine: Any) -> dict[str, int]:
 
 
 async def until_empty(engine: Any) -> dict[str, int]:
-    """Waits up to 5 s until the tables are empty. Returns the tables that still have entries; {} if none has."""
+    """Waits until the tables are empty. Returns the tables that still have entries; {} if none has."""
 
     def left() -> dict[str, int]:
         return {name: number for name, number in table_sizes(engine).items() if number}
 
     with suppress(TimeoutError):
-        await until(lambda: not left(), 5)
+        await until(lambda: not left())
     return left()
 
 
