@@ -27,8 +27,7 @@ from omni_operator.reasons import Reason
 from omni_operator.rollout.activation import Activator, plan_activation
 from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
-from omni_operator.rollout.plan import Plan, Verified
-from omni_operator.rollout.targets import plan_targets
+from omni_operator.rollout.plan import Plan, Verified, plan_targets
 from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (

@@ -19,11 +19,11 @@ from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_o
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES, AnswerEncoder, Base64Pieces
+from omni_gateway.openai.audio_requests import SpeechRequest
 from omni_gateway.openai.body import find_unsupported
 from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import voice_name
-from omni_gateway.openai.speech_request import SpeechRequest
 from omni_proto.client import Event, GenerateArguments
 
 router = APIRouter(tags=["speech"], route_class=BodyRoute)

@@ -29,11 +29,11 @@ from omni_gateway.errors import (
     TranscriptCutError,
     UnsupportedError,
 )
+from omni_gateway.openai.audio_requests import FILES, TranscriptionRequest, TranslationRequest
 from omni_gateway.openai.body import Target, find_unsupported, read_fields
 from omni_gateway.openai.chat_events import NOTES_HEADER, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.form_body import FORM_TYPE, is_form, parse_form
-from omni_gateway.openai.transcription_request import FILES, TranscriptionRequest, TranslationRequest
 from omni_gateway.openai.transcripts import (
     PLAIN,
     Trimmer,

@@ -22,11 +22,11 @@ from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InternalError
 from omni_gateway.media.read import read_media
+from omni_gateway.openai.audio_requests import TranscriptionRequest
 from omni_gateway.openai.chat_events import read_usage
 from omni_gateway.openai.chat_messages import AudioPart
 from omni_gateway.openai.chat_prompt import list_media
 from omni_gateway.openai.chat_request import ChatRequest
-from omni_gateway.openai.transcription_request import TranscriptionRequest
 from omni_gateway.openai.transcripts import Trimmer
 from omni_gateway.realtime.audio import OutputAudio, to_wav
 from omni_gateway.realtime.state.config import Abilities, Config, Transcription, read_writer

@@ -27,8 +27,7 @@ from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation, Preparers
-from omni_stage.engine.requests.given_reply import as_if_sampled
-from omni_stage.engine.requests.lowering import Lowering
+from omni_stage.engine.requests.lowering import Lowering, as_if_sampled
 from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.engine.streamed import StreamedRuns, finish_reason
@@ -61,7 +60,7 @@ from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
-from omni_stage.vllm_adapter.structured.params import read_params
+from omni_stage.vllm_adapter.structured import read_params
 from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 

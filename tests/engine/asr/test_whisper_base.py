@@ -13,7 +13,7 @@ from omni_cli.commands.demo import ASSETS
 from omni_cli.weights.wheels import cache_folder
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.decoding.resample import resample
-from omni_stage.models.asr.silence import LoudFrames
+from omni_stage.models.asr.windows import LoudFrames
 from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, UserPrompt
 from support.engines.one_stage import collect, configure, running
 from support.models.spoken import RATE_HZ, WhisperJudge

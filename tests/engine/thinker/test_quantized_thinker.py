@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.checks.cpu_kernels import has_four_bit_kernel
+from omni_stage.vllm_adapter.cpu_workers import has_four_bit_kernel
 from support.engines.omni_stages import run_omni_stages
 from support.models.quantized import AWQ_CONFIG, GPTQ_CONFIG, write_quantized
 from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings

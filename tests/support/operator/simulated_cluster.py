@@ -16,8 +16,7 @@ from typing import Any
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
-from omni_operator.rollout.plan import Prune
-from omni_operator.rollout.targets import plan_targets
+from omni_operator.rollout.plan import Prune, plan_targets
 from omni_operator.state.observed import Observed, is_sealed
 from omni_operator.state.slim import slim_seen
 from omni_operator.status.assessment import ChildError

@@ -6,7 +6,7 @@ A request (Hearing) takes one run of the engine for each window (windows.py); re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +18,9 @@ from omni_proto.tensors import TEXT_SCHEMA, TensorSchema
 from omni_stage.decoding.resample import resample
 from omni_stage.errors import InvalidMediaError, InvalidRequestError
 from omni_stage.models.asr.manifest import ARCHITECTURE, WHISPER
-from omni_stage.models.asr.request import Wish, find_audio, read_wish
 from omni_stage.models.asr.rules import CONFIG_KEY, WhisperRules
-from omni_stage.models.asr.silence import LoudFrames
-from omni_stage.models.asr.vocabulary import FRAMES, RATE_HZ, WhisperTokens, read_tokens
-from omni_stage.models.asr.windows import WINDOW_S, Segment, WindowReader
+from omni_stage.models.asr.vocabulary import FRAMES, RATE_HZ, TASKS, WhisperTokens, read_tokens
+from omni_stage.models.asr.windows import WINDOW_S, LoudFrames, Segment, WindowReader
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,
@@ -34,10 +32,82 @@ from omni_stage.models.component import (
     SpokenSegment,
     StageRequest,
     StageStep,
+    TextPart,
     UserPrompt,
 )
 from omni_stage.models.shared.text.edge import text_rows
 from omni_stage.models.shared.text.tokenizer import load_tokenizer
+
+_ARGUMENTS: Final = "start.chat.template_arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options of a request."""
+
+    task: str = "transcribe"
+    language: int | None = None
+    """Id of the language's token; None: the model names it, or knows only one."""
+    prompt: str = ""
+    timed: bool = False
+    """Whether the client asks when words were spoken."""
+
+
+def find_audio(source: UserPrompt) -> tuple[AudioPart, str]:
+    """Returns the audio of the conversation's last message, and its path in Start. Earlier messages are not read.
+
+    Raises InvalidRequestError if that message is anything but one audio file.
+    """
+    if not source.messages:
+        raise InvalidRequestError(
+            "component asr/whisper hears; send a chat message with one audio file", field="start.input"
+        )
+    number = len(source.messages) - 1
+    path, parts = f"start.chat.messages[{number}].parts", source.messages[number].parts
+    heard = [(part, f"{path}[{index}].audio") for index, part in enumerate(parts) if isinstance(part, AudioPart)]
+    if len(heard) != 1 or source.messages[number].role != "user":
+        raise InvalidRequestError(
+            f"component asr/whisper hears one audio file, in the last message, of the user; it has {len(heard)}",
+            field=path,
+        )
+    if any(part.text.strip() for part in parts if isinstance(part, TextPart)):
+        raise InvalidRequestError(
+            "component asr/whisper reads no text beside the audio; say it, or send it in "
+            f"{_ARGUMENTS}.prompt as a hint",
+            field=path,
+        )
+    return heard[0]
+
+
+def read_wish(arguments: Mapping[str, Any], tokens: WhisperTokens) -> Wish:
+    """Returns the options in a prompt's template arguments; unknown ones are ignored. Raises InvalidRequestError."""
+    task, timed = arguments.get("task", "transcribe"), arguments.get("timestamps", False)
+    if task not in TASKS or (task == "translate" and not tokens.tasks):
+        known = TASKS if tokens.tasks else TASKS[:1]
+        raise _bad("task", f"must be {' or '.join(known)} for this checkpoint", ", ".join(known))
+    if not isinstance(timed, bool):
+        raise _bad("timestamps", "must be true or false", "true, false")
+    prompt = arguments.get("prompt", "")
+    if not isinstance(prompt, str):
+        raise _bad("prompt", "must be a text", "text")
+    return Wish(task, _find_language(arguments.get("language"), tokens), prompt.strip(), timed)
+
+
+def _find_language(given: Any, tokens: WhisperTokens) -> int | None:
+    if given is None or given == "":
+        return None
+    code = given.partition("-")[0].lower() if isinstance(given, str) else ""
+    if not tokens.languages and code == "en":
+        return None
+    if code not in tokens.languages:
+        known = ", ".join(sorted(tokens.languages)) or "en"
+        raise _bad("language", f"is not one that the checkpoint knows; these are {known}", known)
+    return tokens.languages[code]
+
+
+def _bad(name: str, problem: str, limit: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} {problem}", field=f"{_ARGUMENTS}.{name}", limit=limit)
+
 
 MAX_TEXT_BYTES: Final = 512 << 10
 """Maximum bytes of a transcript: nine hours of fast speech in English."""

@@ -15,6 +15,24 @@ from omni_stage.models.component.prompt import UserPrompt
 
 if TYPE_CHECKING:
     from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+from omni_proto.voices import find_voice
+from omni_stage.errors import InvalidRequestError
+
+
+def pick_voice(name: str, voices: Sequence[str]) -> str:
+    """Returns the named voice, in any case, or the first voice if `name` is empty.
+
+    Raises InvalidRequestError listing the voices.
+    """
+    if not name:
+        return voices[0]
+    voice = find_voice(name, voices)
+    if voice is None:
+        raise InvalidRequestError(
+            f"start.audio.voice: must be one of this checkpoint's voices: {', '.join(voices)}",
+            field="start.audio.voice",
+        )
+    return voice
 
 
 @dataclass(frozen=True, slots=True, repr=False)

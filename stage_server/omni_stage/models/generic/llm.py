@@ -40,7 +40,7 @@ from omni_stage.models.shared.text.encoder import TextEncoder
 from omni_stage.models.shared.text.tokenizer import bytes_per_token, load_tokenizer
 
 if TYPE_CHECKING:
-    from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest, TextParsers
+    from omni_stage.vllm_adapter.text_parsers import TextParse as ParserOfRequest, TextParsers
 
 _WARMUP_TOKENS = 4
 
@@ -178,7 +178,7 @@ class TextTokenizer:
             )
         tools = prompt.tools
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
-        from omni_stage.vllm_adapter.text.text_parsers import reads_parts
+        from omni_stage.vllm_adapter.text_parsers import reads_parts
 
         as_parts = reads_parts(self._template.source(offered))
         conversation = [describe_message(message, as_parts=as_parts) for message in messages]
@@ -339,7 +339,7 @@ def build_component(config: StageConfig) -> GenericLlm:
     tokenizer, args = TextTokenizer.load(path, config.system_prompt or ""), config.engine_args
     if not (args.tool_call_parser or args.reasoning_parser):
         return GenericLlm(path, tokenizer)
-    from omni_stage.vllm_adapter.text.text_parsers import TextParsers
+    from omni_stage.vllm_adapter.text_parsers import TextParsers
 
     return GenericLlm(
         path, tokenizer, TextParsers(tokenizer.hf, args.tool_call_parser or "", args.reasoning_parser or "")

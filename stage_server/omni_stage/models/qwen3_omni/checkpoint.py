@@ -1,20 +1,50 @@
-"""The facts of a Qwen3-Omni checkpoint that the components need: token ids, sizes, speakers. Reads only config.json."""
+"""The facts of a Qwen3-Omni checkpoint that the components need: token ids, sizes, speakers. Reads only config.json.
+
+Finds the messages in a prompt by them. The talker reads only users' messages, as in transformers 5.19's generate().
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import torch
 from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.shared.config_file import check_ids, find_dtype, parse_config, read_config
+
+
+def find_user_tokens(prompt: torch.Tensor, text: TextTokens) -> torch.Tensor:
+    """Returns bool [P] for the prompt int64 [P]: whether a token belongs to a user's message, including its markers.
+
+    A message begins with <|im_start|> and the role. Tokens before the first <|im_start|> count as a message that begins
+    where the prompt begins.
+    """
+    length = prompt.shape[0]
+    places = torch.arange(length)
+    starts = torch.where(prompt == text.message_start, places, -1)
+    began = torch.cummax(starts, dim=0).values.clamp_min(0)
+    return prompt[(began + 1).clamp_max(length - 1)] == text.user
+
+
+def find_reply(prompt: torch.Tensor, text: TextTokens) -> int | None:
+    """Returns the index at which the prompt's last assistant message begins; None if there is none."""
+    begins = (prompt[:-1] == text.message_start) & (prompt[1:] == text.assistant)
+    places = torch.nonzero(begins).flatten()
+    return int(places[-1]) if places.numel() else None
+
+
+def find_media(tokens: torch.Tensor, placeholder_ids: Sequence[int]) -> torch.Tensor:
+    """Returns bool [n] for tokens int64 [n]: whether a token stands for a medium."""
+    return torch.isin(tokens, torch.tensor(list(placeholder_ids)))
+
 
 DEFAULT_VOICE: Final = "ethan"
 _PARTS: Final = {

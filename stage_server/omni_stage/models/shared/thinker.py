@@ -12,9 +12,9 @@ from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import EngineInput, EngineStep, MediaCost, StageRequest, UserPrompt
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, MAX_ASPECT_RATIO, PromptBuilder
-from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 MAX_TOKENS: Final = 1024

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from omni_proto.stage_config import StageConfig
-from omni_proto.tensors import TensorSchema
+from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.exchange import Array
 from omni_stage.models.component import (
@@ -25,7 +25,7 @@ from omni_stage.models.component import (
     StageStep,
     UserPrompt,
 )
-from omni_stage.models.shared.voices import pick_voice
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.sim.content import (
     END_OF_TEXT,
     RowBank,
@@ -36,10 +36,42 @@ from omni_stage.models.sim.content import (
     word_id,
     word_text,
 )
-from omni_stage.models.sim.manifest import DECODER, TALKER, THINKER, VOICES
-from omni_stage.models.sim.schemas import talker2decoder_schema, thinker2talker_schema
+from omni_stage.models.sim.manifest import DECODER, TALKER, TALKER_TO_DECODER, THINKER, THINKER_TO_TALKER, VOICES
 from omni_stage.models.sim.tables import Table
 from omni_stage.models.sim.virtual_time.clock import Made
+
+
+def thinker2talker_schema(table: Table) -> TensorSchema:
+    """Returns the schema of the edge from thinker to talker.
+
+    A row takes 7 KiB if it has 3,584 values, or 8 bytes if only token ids are sent.
+    """
+    values = table.thinker.row_values
+    described = "Prompt rows, then reply rows; the reply's last token has none."
+    rows = (TensorSpec("x", "bfloat16", (values,), described),) if values else ()
+    return TensorSchema(
+        id=THINKER_TO_TALKER,
+        version=1,
+        tensors=(
+            *rows,
+            TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
+            TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row per prompt token."),
+            TensorSpec(
+                "mrope_delta", "int64", (), "One row: position of the first reply token minus number of prompt tokens."
+            ),
+        ),
+    )
+
+
+def talker2decoder_schema(table: Table) -> TensorSchema:
+    """Returns the schema of the edge from talker to decoder: one row for each frame."""
+    shape = () if table.talker.frame_codes == 1 else (table.talker.frame_codes,)
+    return TensorSchema(
+        id=TALKER_TO_DECODER,
+        version=1,
+        tensors=(TensorSpec("codes", "int64", shape, "Codes of a frame; the end of the stream is left out."),),
+    )
+
 
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 

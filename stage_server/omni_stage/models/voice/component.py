@@ -28,9 +28,9 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.shared.text.edge import TextReader, read_text, text_rows
 from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
-from omni_stage.models.shared.voices import pick_voice
 from omni_stage.models.voice.checkpoint import VoiceCheckpoint, open_reader, read_checkpoint
 from omni_stage.models.voice.manifest import VITS
 from omni_stage.models.voice.text.symbols import VoiceReader, Written

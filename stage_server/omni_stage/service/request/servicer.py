@@ -30,8 +30,7 @@ from omni_stage.service.request.planning.prompt import is_light
 from omni_stage.service.request.reading import RequestReader, WireMessage, read_start
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.run import RequestRun, build_calls
-from omni_stage.service.request.runtime import StageRuntime
-from omni_stage.service.request.stage_info import describe_stage
+from omni_stage.service.request.runtime import StageRuntime, describe_stage
 from omni_stage.service.request.tracing import Timeline, client_of, traceparent_of
 
 KEPT_S: Final = 30.0

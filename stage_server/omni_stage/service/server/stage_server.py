@@ -29,9 +29,8 @@ from omni_stage.service.guard.refusals import HeldRefusals
 from omni_stage.service.load import LoadMeter, find_request_limit, kv_reader
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
-from omni_stage.service.request.runtime import StageRuntime
+from omni_stage.service.request.runtime import StageRuntime, installed_versions
 from omni_stage.service.request.servicer import StageServicer
-from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.request.tracing import StageTracing, open_tracing
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer

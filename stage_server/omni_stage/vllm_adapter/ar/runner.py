@@ -39,10 +39,9 @@ from omni_stage.vllm_adapter.ar.capture import compute_spans
 from omni_stage.vllm_adapter.ar.compiled_check import is_compiled
 from omni_stage.vllm_adapter.ar.expert_choices import ExpertChoices
 from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS, InputRowStore, MropePositions
-from omni_stage.vllm_adapter.ar.publish import PublishingMixin, start_positions
+from omni_stage.vllm_adapter.ar.publish import ModelHooks, PublishingMixin, start_positions
 from omni_stage.vllm_adapter.hooks import SupportsInputRows
 from omni_stage.vllm_adapter.worker.config import check_capture, check_published
-from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -14,7 +14,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_stage.errors import InvalidRequestError, NotReadyError
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
-from omni_stage.vllm_adapter.structured.manager import MeteredBackend
+from omni_stage.vllm_adapter.structured import MeteredBackend
 
 
 def keep_worker_in_engine(config: VllmConfig) -> VllmConfig:

@@ -7,7 +7,7 @@
 - MediaTurns (media_turns.py): media are encoded in turns with the tokens of other requests.
 - CachedPrefixes (cached_prefixes.py), in a stage whose rows another stage reads and that caches prefixes.
 - EarlyEnds (below): requests that cannot continue end with the cause for their clients. Among them are those whose form
-  of structured output costs too much CPU time in the steps (structured/manager.py).
+  of structured output costs too much CPU time in the steps (structured.py).
 
 Private interfaces of vLLM 0.32, which has no public scheduler interface:
 - `v1.core.sched.scheduler.Scheduler` and `async_scheduler.AsyncScheduler`: `schedule`, `add_request`,
@@ -56,7 +56,7 @@ from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep
 from omni_stage.vllm_adapter.scheduling.payloads import Payloads
 from omni_stage.vllm_adapter.scheduling.playback import Pace
 from omni_stage.vllm_adapter.scheduling.playback_order import PlaybackOrder
-from omni_stage.vllm_adapter.structured.manager import MeteredManager, grammar_of
+from omni_stage.vllm_adapter.structured import MeteredManager, grammar_of
 from omni_stage.vllm_adapter.wiring.names import FORM_COST
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 

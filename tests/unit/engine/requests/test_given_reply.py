@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_stage.engine.requests.given_reply import as_if_sampled, check_room
+from omni_stage.engine.requests.lowering import as_if_sampled, check_room
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.exchange import ReplyTokens
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason

@@ -23,9 +23,9 @@ from omni_gateway.context import Budget, Share
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import InvalidRequestError, TooLargeError
 from omni_gateway.http_server.app import create_app
+from omni_gateway.openai.audio_requests import SpeechRequest
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.openai.json_body import VALUE_BYTES, VALUES, count_values, parse_json
-from omni_gateway.openai.speech_request import SpeechRequest
 from support.tables import each_row
 
 JSON = {"content-type": "application/json"}

@@ -226,7 +226,7 @@ def test_no_field_of_openai_s_client_is_unknown() -> None:
     from openai.types.audio.transcription_create_params import TranscriptionCreateParamsStreaming
     from openai.types.audio.translation_create_params import TranslationCreateParams
 
-    from omni_gateway.openai.transcription_request import TranscriptionRequest, TranslationRequest
+    from omni_gateway.openai.audio_requests import TranscriptionRequest, TranslationRequest
 
     known = set(TranscriptionRequest.model_fields)
     assert set(TranscriptionCreateParamsStreaming.__annotations__) <= known

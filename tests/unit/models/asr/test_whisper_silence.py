@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_stage.models.asr.silence import LoudFrames
+from omni_stage.models.asr.windows import LoudFrames
 
 RATE = 16_000
 

@@ -6,8 +6,8 @@ import pytest
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 
 from omni_stage.errors import InvalidRequestError
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.qwen3_omni.checkpoint import read_codec_tokens
-from omni_stage.models.shared.voices import pick_voice
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xgrammar as xgr
 
-from omni_stage.vllm_adapter.structured.manager import STEP_S, MeteredGrammar, _Thread
+from omni_stage.vllm_adapter.structured import STEP_S, MeteredGrammar, _Thread
 from support.forms import many_tokens
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.exchange import OfferedTool, ToolMode, Tools
-from omni_stage.vllm_adapter.text.text_parsers import TextParsers
+from omni_stage.vllm_adapter.text_parsers import TextParsers
 from support.models.generic_checkpoint import THINK, TOOL_CALL, train_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}

@@ -18,6 +18,7 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.qwen2_5_omni.checkpoint import (
     CodecTokens,
     OmniCheckpoint,
@@ -31,7 +32,6 @@ from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_s
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole, repeat_limit
-from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 # The checkpoint's generation_config.json is for the thinker: its end-of-text ids are not codec tokens.

@@ -22,6 +22,7 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
+from omni_stage.models.component.request import pick_voice
 from omni_stage.models.qwen2_5_omni.checkpoint import AudioShape, Blocks, OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
@@ -29,7 +30,6 @@ from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
 from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
 from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
-from omni_stage.models.shared.voices import pick_voice
 
 STEP_WORK = 4096
 """Maximum work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request

@@ -31,15 +31,21 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import InvalidTensorError
 from omni_stage.exchange import Array
 from omni_stage.models.component import EdgeInput, EdgeRows, Emitter, EngineInput, EngineStep, StageRequest, StageStep
-from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
+from omni_stage.models.component.request import pick_voice
+from omni_stage.models.qwen3_omni.checkpoint import (
+    OmniCheckpoint,
+    SpeechFacts,
+    find_media,
+    find_reply,
+    find_user_tokens,
+    read_speaking_checkpoint,
+)
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
 from omni_stage.models.qwen3_omni.schemas import find_pace, talker2code2wav_schema, thinker2talker_schema
-from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed, TalkerPart, TalkerPrompt, prepare_whole, repeat_limit
-from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 GREEDY, SEED = "predictor_greedy", "predictor_seed"

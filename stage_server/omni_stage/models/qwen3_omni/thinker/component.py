@@ -17,11 +17,16 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
 from omni_stage.exchange import Array
 from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
-from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, read_checkpoint
+from omni_stage.models.qwen3_omni.checkpoint import (
+    OmniCheckpoint,
+    find_media,
+    find_reply,
+    find_user_tokens,
+    read_checkpoint,
+)
 from omni_stage.models.qwen3_omni.manifest import THINKER
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schema
-from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts, load_extractor
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder

@@ -1,1 +1,0 @@
-"""vLLM's parsers of replies, and the form of messages that a chat template reads."""
