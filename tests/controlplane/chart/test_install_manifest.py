@@ -65,10 +65,12 @@ def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
 
 
 def without_metadata(manifest: Manifest) -> Any:
-    """Returns the object without any metadata, including that of a pod template."""
+    """Returns the object without any metadata, including that of a pod template. Helm reads numbers as floats."""
     if isinstance(manifest, dict):
         return {key: without_metadata(value) for key, value in manifest.items() if key != "metadata"}
-    return manifest
+    if isinstance(manifest, list):
+        return [without_metadata(item) for item in manifest]
+    return float(manifest) if isinstance(manifest, int) else manifest
 
 
 def test_a_kustomization_changes_images_and_pull_secrets(plane: ControlPlane) -> None:
