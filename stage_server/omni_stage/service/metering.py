@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -113,18 +114,17 @@ class StageMetrics:
         self._first_output = _histogram(
             StageMetric.FIRST_OUTPUT_SECONDS, "Time from Accepted to the engine's first output.", registry
         )
-        self._edge_bytes = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._edge_bytes = counter(
             StageMetric.EDGE_BYTES,
             "Bytes of tensor rows sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             unit="bytes",
-            registry=registry,
         )
-        self._edge_tensors = Counter(
+        self._edge_tensors = counter(
             StageMetric.EDGE_TENSORS,
             "Complete tensors sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
-            registry=registry,
         )
         self._chunk = Histogram(
             StageMetric.EDGE_CHUNK_SECONDS,
@@ -135,102 +135,90 @@ class StageMetrics:
             buckets=CHUNK_SECONDS,
             registry=registry,
         )
-        self._downstream_errors = Counter(
+        self._downstream_errors = counter(
             StageMetric.DOWNSTREAM_ERRORS,
             "Failed calls to a downstream stage, by gRPC code; attempts that were retried count too.",
             ("peer", "code"),
-            registry=registry,
         )
-        self._choices = Counter(
+        self._choices = counter(
             StageMetric.DOWNSTREAM_CHOICES,
             "Choices of a downstream stage's pod, by reason; retried attempts count too.",
             ("peer", "reason"),
-            registry=registry,
         )
-        self._ejections = Counter(
+        self._ejections = counter(
             StageMetric.DOWNSTREAM_EJECTIONS,
             "How often a downstream stage's pod was left out for a while, because it failed or was slow.",
             ("peer", "reason"),
-            registry=registry,
         )
-        self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.", registry=registry)
-        self.inflight_requests_limit = Gauge(
-            StageMetric.INFLIGHT_LIMIT_REQUESTS,
-            "Maximum number of requests that the stage serves at once.",
-            registry=registry,
+        self.in_flight = gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.")
+        self.inflight_requests_limit = gauge(
+            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Maximum number of requests that the stage serves at once."
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
-        self.waiting_requests = Gauge(
+        self.waiting_requests = gauge(
             StageMetric.WAITING_REQUESTS,
             "Requests over Stream edges that wait until the engine has KV cache for them. They are not in "
             "vllm:num_requests_waiting.",
-            registry=registry,
         )
-        self.inflight_bytes = Gauge(
-            StageMetric.INFLIGHT_BYTES, "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
+        self.inflight_bytes = gauge(
+            StageMetric.INFLIGHT_BYTES, "Bytes that admitted requests have reserved.", unit="bytes"
         )
-        self.inflight_bytes_limit = Gauge(
+        self.inflight_bytes_limit = gauge(
             StageMetric.INFLIGHT_LIMIT_BYTES,
             "Maximum number of bytes that all requests together may reserve.",
             unit="bytes",
-            registry=registry,
         )
         began = time.monotonic()
         lived = ReadCounter(
+            registry,
             StageMetric.POD_SECONDS,
             "Time for which the stage server has run: what a pod costs, whether it serves or not.",
             "seconds",
         )
         lived.read = lambda: time.monotonic() - began
-        registry.register(lived)
-        self.ready = Gauge(StageMetric.READY, "1 while the stage accepts requests.", registry=registry)
-        self.engine_healthy = Gauge(
+        self.ready = gauge(StageMetric.READY, "1 while the stage accepts requests.")
+        self.engine_healthy = gauge(
             StageMetric.ENGINE_HEALTHY,
             "1 while the engine is loaded and makes progress; 0 while it loads, and when it hangs or has died.",
-            registry=registry,
         )
-        Gauge(
+        gauge(
             StageMetric.START_LIMIT_SECONDS,
             "Longest time from the start of the process until the stage accepts requests; then kubelet restarts it.",
             unit="seconds",
-            registry=registry,
         ).set(_start_limit_s())
-        self.compiled_check_failed = Gauge(
+        self.compiled_check_failed = gauge(
             StageMetric.COMPILED_CHECK_FAILED,
             "1 if compiled code or CUDA graphs failed the check at start-up; the stage then serves without them "
             "and is slower.",
-            registry=registry,
         )
         self.kernels_compiled = ReadCounter(
+            registry,
             StageMetric.KERNELS_COMPILED,
             "Kernels that the engine had to compile since it was ready; every request waits meanwhile.",
         )
-        registry.register(self.kernels_compiled)
         self.reused_rows = ReadCounter(
-            StageMetric.REUSED_ROWS, "Published rows of cached prefixes, which the engine did not compute again."
+            registry,
+            StageMetric.REUSED_ROWS,
+            "Published rows of cached prefixes, which the engine did not compute again.",
         )
-        registry.register(self.reused_rows)
         self.reused_row_bytes = ReadCounter(
-            StageMetric.REUSED_ROW_BYTES, "Bytes of the published rows of cached prefixes.", "bytes"
+            registry, StageMetric.REUSED_ROW_BYTES, "Bytes of the published rows of cached prefixes.", "bytes"
         )
-        registry.register(self.reused_row_bytes)
         self.engine_waiting = ReadCounter(
+            registry,
             StageMetric.ENGINE_WAITING_SECONDS,
             "Time of all requests together in the engine's queue; its rate is the mean number of waiting requests.",
             "seconds",
         )
-        registry.register(self.engine_waiting)
         self.engine_running = ReadCounter(
+            registry,
             StageMetric.ENGINE_RUNNING_SECONDS,
             "Time of all requests together in the engine after its queue; its rate is the mean number of requests that "
             "the engine works on.",
             "seconds",
         )
-        registry.register(self.engine_running)
-        self.engine_limit = Gauge(
-            StageMetric.ENGINE_LIMIT_REQUESTS,
-            "Maximum number of requests that the engine works on at once.",
-            registry=registry,
+        self.engine_limit = gauge(
+            StageMetric.ENGINE_LIMIT_REQUESTS, "Maximum number of requests that the engine works on at once."
         )
         self._start_counters(config)
 
@@ -305,9 +293,10 @@ def _start_limit_s() -> float:
 class ReadCounter(Collector):  # type: ignore[misc]
     """A counter whose value is read when it is scraped, like a gauge with a function."""
 
-    def __init__(self, name: str, description: str, unit: str = "") -> None:
+    def __init__(self, registry: CollectorRegistry, name: str, description: str, unit: str = "") -> None:
         self._name, self._description, self._unit = name, description, unit
         self.read: Callable[[], float] = lambda: 0.0
+        registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the counter."""
