@@ -30,7 +30,7 @@ CONTENT_HASH_LENGTH: Final = 10
 STAGE_CONTAINER: Final = "stage"
 """Container that runs the stage server."""
 FETCH_CONTAINER: Final = "fetch-model"
-"""Init container that downloads an hf:// checkpoint."""
+"""Init container that downloads a checkpoint."""
 
 
 def entry_service_name(pipeline: str) -> str:

@@ -281,10 +281,10 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.TOKEN_REJECTED: Explanation(
         _FAILS,
-        "The model hub refuses access: the model is private or gated, and the token is missing or may not read the "
-        "model.",
-        "Give a token that may read the model in tokenSecretRef of spec.model, or of the stage's own model; accept the "
-        "model's licence.",
+        "The model's source refuses access: the model is private or gated, and the credentials are missing or may not "
+        "read the model.",
+        "Give credentials that may read the model in tokenSecretRef of spec.model, or of the stage's own model; accept "
+        "the model's licence.",
     ),
     Reason.CERTIFICATE_REJECTED: Explanation(
         _FAILS,
@@ -295,7 +295,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.FETCH_FAILED: Explanation(
         _FAILS,
         "The checkpoint could not be downloaded; the download is retried and resumes where it stopped.",
-        "Check the network between pods and the hub, and the space in the cache.",
+        "Check the network between pods and the model's source, and the space in the cache.",
     ),
     Reason.CONFIG_REJECTED: Explanation(
         _FAILS, "The stage server refuses its configuration (exit code 78).", "Correct the field in the message."

@@ -133,12 +133,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", type=Path, required=True, help="the stage file (StageConfig)")
     serve.add_argument("--address-file", type=Path, help="where to write the ports as JSON once ready")
     fetch = commands.add_parser("fetch", help="download a checkpoint")
-    fetch.add_argument("--uri", required=True, help="hf://ORG/NAME or hf://ORG/NAME/FOLDER")
-    fetch.add_argument("--revision", default="main", help="branch, tag or commit")
+    fetch.add_argument("--uri", required=True, help="hf://, s3://, gs://, az:// or oci:// uri")
+    fetch.add_argument("--revision", default="main", help="branch, tag or commit of an hf:// repository")
     fetch.add_argument("--dest", type=Path, required=True, help="directory of the checkpoint")
     fetch.add_argument("--component", default="", help="fetch only the weights that this component reads")
     fetch.add_argument("--commit-file", type=Path, help="file that records the commit that the revision first named")
-    fetch.add_argument("--token-file", type=Path, help="file that holds the access token")
+    fetch.add_argument("--token-file", type=Path, help="file that holds the token or other credentials")
     for command in (serve, fetch):
         command.add_argument("--log-format", choices=("json", "text"), default="text")
     return parser

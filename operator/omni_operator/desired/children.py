@@ -316,7 +316,7 @@ def _egress(build: StageBuild) -> list[Manifest]:
     if (collector := build.collector) is not None:
         rules.append({"ports": _tcp(collector_port(collector)), "to": inside})
     if build.model.fetch is not None:
-        mirror = build.settings.hub_endpoint
+        mirror = build.settings.hub_endpoint if build.model.fetch.uri.startswith("hf://") else None
         hubs: list[Manifest] = [{"ipBlock": {"cidr": block, "except": not_in}} for block, not_in in _NO_HUBS.items()]
         if mirror is not None:
             # The mirror may be a pod, and with some network plugins an ipBlock does not match pods.

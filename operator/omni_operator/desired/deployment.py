@@ -1,7 +1,7 @@
 """Deployment of a stage: its pod template, and its rolling update for a compatible change.
 
 The template does not depend on the operator's version, so an upgrade of the operator restarts no pod unless the default
-image changes. Its containers are the stage server, and an init container that downloads an hf:// checkpoint. A stage's
+image changes. Its containers are the stage server, and an init container that downloads a checkpoint. A stage's
 setting of the pod replaces the pipeline's setting completely; they are not merged.
 
 The probes of the stage server call gRPC on the health-only port:
@@ -110,7 +110,7 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
 PULL_AND_SCHEDULE_S: Final = 900
 """Time until a pod's first container runs: a node may have to be started, and images with CUDA are about 10 GB."""
 DOWNLOAD_S: Final = 3600
-"""Time to download a checkpoint from the hub: about 70 GB at 20 MB/s."""
+"""Time to download a checkpoint: about 70 GB at 20 MB/s."""
 
 
 def build_deployment(build: StageBuild) -> Manifest:
@@ -206,7 +206,8 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
 
     Of the pod's containers, only this one can read the token.
     """
-    args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
+    revision = ["--revision", fetch.revision] if fetch.revision else []
+    args = ["fetch", "--uri", fetch.uri, *revision, "--component", fetch.component]
     args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
     mounts = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}, *build_user_mounts(build)]
     if fetch.token is not None:

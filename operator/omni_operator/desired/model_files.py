@@ -4,11 +4,13 @@ file:///PATH        no volume; PATH is in the image
 pvc://CLAIM/PATH    the claim at /models, read-only
 hf://ORG/NAME       a cache at /models (a claim, else an emptyDir); each component has a directory of its own, since
                     it fetches only the weights that it loads; with /FOLDER, one of its own for each folder too
+s3:// and others    the same; the uri has a directory whose name begins with _, as no organization's does
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +32,7 @@ class ModelFetch:
 
     uri: str
     revision: str
+    """Empty if the source has none."""
     component: str
     """Component whose weights are downloaded."""
     destination: str
@@ -60,10 +63,14 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         # The volume is read-only too, not only its mount, so that kubelet does not change the owner of its files.
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         return ModelFiles(path=f"{MODELS_MOUNT}/{path}".rstrip("/"), volume=source)
-    revision = model.revision or DEFAULT_MODEL_REVISION
-    # Without "rev-", a revision named ".." would leave the model's directory.
-    organization, name, *folder = rest.split("/")
-    root = f"{MODELS_MOUNT}/{organization}/{name}/rev-{revision.replace('/', '--')}"
+    revision, folder = "", []
+    if scheme == "hf":
+        revision = model.revision or DEFAULT_MODEL_REVISION
+        organization, name, *folder = rest.split("/")
+        # Without "rev-", a revision named ".." would leave the model's directory.
+        root = f"{MODELS_MOUNT}/{organization}/{name}/rev-{revision.replace('/', '--')}"
+    else:
+        root = f"{MODELS_MOUNT}/_{scheme}/{_readable(rest)}--{_digest(model.uri)}"
     destination = f"{root}/{stage.component.replace('/', '--')}{_folder_key(folder)}"
     fetch = ModelFetch(
         uri=model.uri,
@@ -79,7 +86,16 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
 def _folder_key(folder: list[str]) -> str:
     """Returns a suffix of a file's name that no other folder of the repository has."""
     # Nested directories could lie inside those of another stage, and a joined path could exceed a name's 255 bytes.
-    return f"--{hashlib.sha256('/'.join(folder).encode()).hexdigest()[:16]}" if folder else ""
+    return f"--{_digest('/'.join(folder))}" if folder else ""
+
+
+def _readable(path: str) -> str:
+    """Returns the last part of a path as the start of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2])[:64]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _cache_volume(cache: ModelCache | None, stage: Stage) -> Manifest:

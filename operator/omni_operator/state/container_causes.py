@@ -179,7 +179,7 @@ def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
     if reason == TerminationReason.FETCH_FAILED:
         return Cause(
             Reason.FETCH_FAILED,
-            f"the checkpoint cannot be fetched{said}; check the network to the hub, and the space in the cache",
+            f"the checkpoint cannot be fetched{said}; check the network to its source, and the space in the cache",
         )
     if code == ExitCode.ENGINE_DEAD or reason == TerminationReason.ENGINE_DEAD:
         return Cause(Reason.ENGINE_DEAD, f"the engine died{said}; kubectl logs --previous shows why")
@@ -212,8 +212,8 @@ def _rejected(said: str, field: str, where: str) -> Cause:
     if field.startswith("model.token"):
         return Cause(
             Reason.TOKEN_REJECTED,
-            f"the model hub refuses access{said}; in spec.model.tokenSecretRef, or that of the stage's own model, give "
-            "a token that may read the model",
+            f"the model's source refuses access{said}; in spec.model.tokenSecretRef, or that of the stage's own model, "
+            "give credentials that may read the model",
         )
     if field.startswith("model"):
         return Cause(

@@ -1,9 +1,11 @@
-"""`python -m omni_stage fetch`: downloads the checkpoint's files from a hub into a directory, resumably.
+"""`python -m omni_stage fetch`: downloads a checkpoint's files from a source into a directory, resumably.
 
-It fetches only the files that engines read (configuration, tokenizer, safetensors, the speaker file). If a component is
-named, it fetches only the weight files (shards) that hold tensors of that component, and files of other formats that
-the component reads. A folder of a repository is fetched like a whole one. The directory is complete once the marker
-file names the commit. A later run for the same commit or revision then does nothing and needs no network.
+A source is a hub (hub.py), a bucket (buckets.py) or a registry (registry.py). Only the files that engines read are
+fetched (configuration, tokenizer, safetensors, the speaker file). If a component is named, only the weight files
+(shards) that hold tensors of that component are, and files of other formats that the component reads. A folder of a
+repository is fetched like a whole one. The directory is complete once the marker file names the commit: the version of
+a hub's repository, of an artifact, or of a list of objects. A later run for the same commit or revision then does
+nothing and needs no network.
 
 The commit file records the commit that a revision named when the first stage of a pipeline looked it up. Stages that
 share a cache share this file. So they all use the same commit, even if they download at different times.
@@ -18,18 +20,11 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
@@ -40,23 +35,24 @@ from omni_stage.fetch.download import (
     LARGER,
     FetchError,
     RemoteFile,
+    Source,
     check_room,
     download_file,
-    find_file,
     has_file,
 )
+from omni_stage.fetch.hub import HubSource
+from omni_stage.fetch.registry import RegistrySource
 from omni_stage.models.registry import weight_files, weight_prefixes
 from omni_stage.process.termination import write_termination
 
 _QUERY: Final = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
-_URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})((?:/\w[\w.-]*)*)\Z", re.ASCII)
 INDEX: Final = "model.safetensors.index.json"
 ALL_WEIGHTS: Final = "*.safetensors"
 FULL_INDEX_FOLDER: Final = ".omni-index"
 """Folder in the checkpoint's directory that holds the index as it was downloaded."""
 _SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
-COMMIT: Final = re.compile(r"[0-9a-f]{40}\Z")
-"""A commit's hash."""
+COMMIT: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?\Z")
+"""A commit's hash, or the sha256 of an artifact or a list of objects."""
 MARKER: Final = ".omni-fetched.json"
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
 """Files, other than weights, that engines read. Pickled weights are never fetched. The speaker file (spk_dict.pt) is a
@@ -86,9 +82,9 @@ class FetchRequest:
     """What to fetch, and the directory to put it into."""
 
     uri: str
-    """hf://ORG/NAME or hf://ORG/NAME/FOLDER"""
+    """hf://ORG/NAME[/FOLDER], s3://, gs:// or az://BUCKET[/PATH], or oci://HOST/NAME[:TAG]"""
     revision: str
-    """Branch, tag or commit."""
+    """Branch, tag or commit of an hf:// repository; others have none."""
     dest: Path
     """Directory of the checkpoint. Each component has a directory of its own."""
     component: str = ""
@@ -97,16 +93,23 @@ class FetchRequest:
     """File with the commit to which the first fetch resolved the revision. Later fetches take that commit."""
 
 
-def parse_uri(uri: str) -> tuple[str, str]:
-    """Returns ORG/NAME and FOLDER of hf://ORG/NAME/FOLDER; FOLDER may be empty. Raises ConfigurationError."""
-    match = _URI.match(uri)
-    if match is None:
-        raise ConfigurationError("uri must be hf://ORG/NAME or hf://ORG/NAME/FOLDER", field="model.uri")
-    return match[1], match[2].strip("/")
+def open_source(request: FetchRequest, token: str | None) -> Source:
+    """Returns where the checkpoint comes from. token: the content of the file of tokenSecretRef.
+
+    Raises ConfigurationError if the uri or the token does not have the form that its source needs.
+    """
+    scheme = request.uri.partition("://")[0]
+    if scheme in ("s3", "gs", "az"):
+        from omni_stage.fetch.buckets import BucketSource
+
+        return BucketSource(request.uri, token)
+    if scheme == "oci":
+        return RegistrySource(request.uri, token)
+    return HubSource(request.uri, request.revision, token)
 
 
 def read_token(file: Path | None) -> str | None:
-    """Returns the token in a file, without surrounding whitespace; None without a file. Raises ConfigurationError."""
+    """Returns the text of a file, without surrounding whitespace; None without a file. Raises ConfigurationError."""
     if file is None:
         return None
     try:
@@ -118,8 +121,8 @@ def read_token(file: Path | None) -> str | None:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the token file {file}", field="model.tokenSecretRef") from error
-    if not token or any(character.isspace() for character in token):
-        raise ConfigurationError(f"the token file {file} must hold one token", field="model.tokenSecretRef")
+    if not token:
+        raise ConfigurationError(f"the token file {file} is empty", field="model.tokenSecretRef")
     return token
 
 
@@ -215,16 +218,16 @@ def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
     return read_pin(file, repository, revision) or commit
 
 
-def fetched_commit(request: FetchRequest) -> str | None:
+def fetched_commit(request: FetchRequest, source: Source) -> str | None:
     """Returns the requested commit if the marker shows that dest holds all files of the commit, else None.
 
-    The hub is not asked: a branch means the commit that was fetched for the branch.
+    The source is not asked: a branch means the commit that was fetched for the branch.
     """
     try:
         marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
         commit = str(marker["commit"])
         found = (marker["repository"], marker.get("folder", "")), marker.get("component", "")
-        same = found == (parse_uri(request.uri), request.component)
+        same = found == (source.identity, request.component)
         same = same and request.revision in (commit, marker["revision"])
         whole = all((request.dest / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -232,10 +235,10 @@ def fetched_commit(request: FetchRequest) -> str | None:
     return commit if same and whole else None
 
 
-def write_marker(request: FetchRequest, commit: str) -> None:
+def write_marker(request: FetchRequest, source: Source, commit: str) -> None:
     """Mark request.dest as complete."""
     dest = request.dest
-    repository, folder = parse_uri(request.uri)
+    repository, folder = source.identity
     files = {
         str(path.relative_to(dest)): path.stat().st_size
         for path in sorted(dest.rglob("*"))
@@ -258,49 +261,52 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     Files that are complete are not fetched again. Raises ConfigurationError for errors that a retry cannot fix
     (address, revision, token), and FetchError for all others.
     """
-    repository, _ = parse_uri(request.uri)
+    source = open_source(request, token)
+    repository, _ = source.identity
     pinned = read_pin(request.commit_file, repository, request.revision)
-    known = fetched_commit(request)
+    known = fetched_commit(request, source)
     if known is not None and pinned is None and request.commit_file is not None:
         # The commit file was deleted. Without it, stages that fetch later would look the revision up again.
         pinned = write_pin(request.commit_file, repository, request.revision, known)
     if known is not None and pinned in (None, known):
         _log.info("the checkpoint is already complete", extra={"repository": repository, "commit": known})
         return known
-    wanted = pinned or request.revision
     try:
-        commit, sizes = _look_up(request, wanted, token)
-        if request.commit_file is not None and pinned is None:
-            commit = write_pin(request.commit_file, repository, request.revision, commit)
-        _download(request, commit, sizes, token)
-        write_marker(request, commit)
-    except GatedRepoError as error:
-        raise _refused(repository, "is gated; accept its licence and give a token that may read it") from error
-    except RevisionNotFoundError as error:
-        recorded = f", which {request.commit_file} records; to look the revision up again, delete that file's folder"
-        raise ConfigurationError(
-            f"{repository} has no revision {wanted!r}{recorded if pinned else ''}", field="model.revision"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise _refused(repository, "does not exist, or the token may not read it") from error
-    except HfHubHTTPError as error:
-        code = error.response.status_code if error.response is not None else 0
-        if code in (401, 403):
-            raise _refused(repository, f"was refused ({code}): the token is wrong or may not read it") from error
-        raise FetchError(f"the hub answered {code} for {repository}; try again", field="model.uri") from error
+        return _fetch_missing(request, source, pinned)
     except OmniStageError:
         raise
-    except Exception as error:  # the hub's client lets errors of its HTTP library and of the disk through
+    except Exception as error:  # the clients of sources let errors of their HTTP libraries and of the disk through
         if isinstance(error, OSError) and error.errno in FULL:
             raise FetchError(
                 f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes there",
                 field="model.cache",
             ) from error
-        raise FetchError(
+        raise source.explain(error, pinned) or FetchError(
             f"fetching {repository} failed ({type(error).__name__}: {_first_line(error)}); "
-            "is the hub reachable, and does the volume have room?",
+            "can the pod reach it, and does the volume have room?",
             field="model.uri",
         ) from error
+
+
+def _fetch_missing(request: FetchRequest, source: Source, pinned: str | None) -> str:
+    commit, sizes = _look_up(source, pinned)
+    repository, folder = source.identity
+    place = f"the folder {folder} of {repository}" if folder else repository
+    _check_listed(place, commit, sizes, request.component)
+    if request.commit_file is not None and pinned is None:
+        recorded = write_pin(request.commit_file, repository, request.revision, commit)
+        if recorded != commit:
+            # Another stage was first.
+            pinned = recorded
+            commit, sizes = _look_up(source, pinned)
+    if pinned is not None and commit != pinned:
+        raise ConfigurationError(
+            f"{repository} was changed after another stage fetched it, and stages must not mix two versions; publish "
+            f"each version under a path of its own, or delete the folder of {request.commit_file}",
+            field="model.uri",
+        )
+    _download(request, source, commit, sizes)
+    write_marker(request, source, commit)
     return commit
 
 
@@ -319,30 +325,20 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     return ExitCode.DRAINED
 
 
-def _look_up(request: FetchRequest, revision: str, token: str | None) -> tuple[str, dict[str, int | None]]:
-    """Returns the commit of a revision, and the size in bytes of each file of the uri's folder (None if the hub states
-    none).
+def _look_up(source: Source, pinned: str | None) -> tuple[str, dict[str, int | None]]:
+    """Returns the commit and its files, without hidden ones: a copy of a cache has this command's own files."""
+    commit, sizes = source.look_up(pinned)
+    return commit, {name: size for name, size in sizes.items() if not any(p.startswith(".") for p in name.split("/"))}
 
-    Raises ConfigurationError if the commit holds no checkpoint that engines read, and FetchError if the hub names no
-    commit.
-    """
-    repository, folder = parse_uri(request.uri)
-    # False: never use a token from the environment.
-    info = HfApi(token=token or False).model_info(repository, revision=revision, files_metadata=True, timeout=60)
-    commit = info.sha or ""
-    if not COMMIT.match(commit):
-        raise FetchError(f"the hub names no commit for revision {revision!r} of {repository}", field="model.revision")
-    sizes = {item.rfilename: item.size for item in info.siblings or ()}
-    if folder:
-        sizes = {name.removeprefix(f"{folder}/"): size for name, size in sizes.items() if name.startswith(f"{folder}/")}
-    others = weight_files(request.component)
+
+def _check_listed(place: str, commit: str, sizes: Mapping[str, int | None], component: str) -> None:
+    """Raises ConfigurationError if the files are no checkpoint that engines read."""
+    others = weight_files(component)
     whole = "config.json" in sizes and any(fnmatch(name, ALL_WEIGHTS) for name in sizes)
     if not whole and not _match_top(sizes, others):
-        place = f"the folder {folder} of {repository}" if folder else repository
         what = " or ".join(("config.json with safetensors weights", *others))
         hint = "" if sizes else ": there is no such folder"
         raise ConfigurationError(f"{place} holds no {what} at commit {commit}{hint}", field="model.uri")
-    return commit, sizes
 
 
 def _match_top(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
@@ -350,28 +346,27 @@ def _match_top(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
     return {name for name in names if "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)}
 
 
-def _download(request: FetchRequest, commit: str, sizes: Mapping[str, int | None], token: str | None) -> None:
-    repository, folder = parse_uri(request.uri)
+def _download(request: FetchRequest, source: Source, commit: str, sizes: Mapping[str, int | None]) -> None:
+    repository, _ = source.identity
 
     def ask(name: str) -> RemoteFile:
-        file = find_file(repository, commit, f"{folder}/{name}" if folder else name, sizes.get(name), token)
-        return replace(file, name=name)
+        return source.find(commit, name, sizes.get(name))
 
     prefixes = weight_prefixes(request.component)
     wanted = {name for name in sizes if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
     wanted |= _match_top(sizes, weight_files(request.component))
     if prefixes and INDEX in sizes:
-        download_file(request.dest / FULL_INDEX_FOLDER, ask(INDEX), constants.ENDPOINT, token)
+        download_file(request.dest / FULL_INDEX_FOLDER, ask(INDEX), source)
         selected = reduce_index(request.dest, repository, prefixes)
         wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
     elif INDEX in sizes:
-        download_file(request.dest, ask(INDEX), constants.ENDPOINT, token)
+        download_file(request.dest, ask(INDEX), source)
         wanted -= unlisted_weights(request.dest, repository, sizes)
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
             # Look the file up again: its download may start hours after the first look-up, and signed addresses expire.
-            download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
+            download_file(request.dest, ask(file.name), source)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         files = list(pool.map(ask, sorted(wanted)))
@@ -383,7 +378,3 @@ def _download(request: FetchRequest, commit: str, sizes: Mapping[str, int | None
 def _first_line(error: Exception) -> str:
     # The message comes from an HTTP library or the system. It may hold an address whose query carries a signature.
     return str(error).partition("\n")[0].partition("?")[0][:200]
-
-
-def _refused(repository: str, why: str) -> ConfigurationError:
-    return ConfigurationError(f"{repository} {why}", field="model.tokenSecretRef")

@@ -1,12 +1,14 @@
-"""Downloads one file of a repository from a hub. A download resumes at the byte where it stopped, and is verified.
+"""Downloads one file of a checkpoint. A download resumes at the byte where it stopped, and is verified.
 
 The hub's own client (huggingface_hub 2.4) starts a file again in every process and leaves the partial file of a killed
 process behind. With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file is derived
 from the file's ETag, so any process can resume it:
 
     PARTS/NAME.HASH.part      the bytes received so far, locked by one process; HASH: first 12 digits of sha256(ETag)
-    NAME                      the complete file, renamed once its size and digest match the hub's
+    NAME                      the complete file, renamed once its size and digest match the source's
     PARTS/NAME.etag           the ETag of NAME's content
+
+Several pods, also of several pipelines, may therefore share a cache.
 """
 
 from __future__ import annotations
@@ -22,12 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
-from urllib.parse import urlsplit
-
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.file_download import http_get
+from typing import BinaryIO, Final, Protocol
 
 from omni_stage.errors import OmniStageError
 
@@ -47,29 +44,38 @@ class FetchError(OmniStageError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of one commit, as the hub describes it."""
+    """A file of one version of a checkpoint, as its source describes it."""
 
     name: str
-    """Path in the checkpoint: in the repository, or in the folder of it that is fetched."""
+    """Path in the checkpoint."""
     url: str
-    """Where to download it: the hub itself, or a signed address elsewhere."""
+    """Where the source finds it: an address, perhaps a signed one elsewhere, or the key of an object."""
     etag: str
-    """For large files, the sha256 of the content; for small files, git's sha1."""
+    """Names the content. A digest in hex is checked: sha256, git's sha1 of a blob, or sha1."""
     size: int
 
 
-def find_file(repository: str, commit: str, name: str, listed_size: int | None, token: str | None) -> RemoteFile:
-    """Returns the hub's description of a file. Raises FetchError and the errors of the hub's client.
+class Source(Protocol):
+    """Where a checkpoint comes from. Methods raise FetchError, ConfigurationError, or errors that `explain` knows."""
 
-    `listed_size` is the size in bytes from the hub's list of files. It is used if the response for the file has no
-    Content-Length, because some proxies remove that header.
-    """
-    address = hf_hub_url(repository, name, revision=commit)
-    metadata = get_hf_file_metadata(address, token=token or False, retry_on_errors=True)
-    size = listed_size if metadata.size is None else metadata.size
-    if metadata.etag is None or size is None:
-        raise FetchError(f"the hub states no size or no ETag for {name}", field="model.uri")
-    return RemoteFile(name, metadata.location, metadata.etag, size)
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The repository, also in messages, and a folder of it, or an empty text."""
+
+    def look_up(self, pinned: str | None) -> tuple[str, dict[str, int | None]]:
+        """Returns the version (40 or 64 hex digits) and the size in bytes of each file (None if not stated).
+
+        With `pinned`, a version that an earlier look-up returned, it returns that one if the source still has it.
+        """
+
+    def find(self, version: str, name: str, size: int | None) -> RemoteFile:
+        """Returns the description of a file, whose size look_up returned."""
+
+    def receive(self, file: RemoteFile, stream: BinaryIO, have: int) -> None:
+        """Writes the file's content from byte `have` on to the stream, which stands there."""
+
+    def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
+        """Returns the error of the source's client as one of ours, or None."""
 
 
 def has_file(directory: Path, file: RemoteFile) -> bool:
@@ -82,11 +88,11 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
         return False
 
 
-def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
+def download_file(directory: Path, file: RemoteFile, source: Source) -> None:
     """Fetch a file, or the part of it that is still missing, into the directory.
 
-    The token is sent only to the host of the URL `hub`. Raises FetchError if the size or digest differs from what the
-    hub states, or if the hub's storage refuses the request. Also raises errors of the hub's client and of the disk.
+    Raises FetchError if the size or digest differs from what the source states. Also raises errors of the source and of
+    the disk.
     """
     target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +106,7 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
                 # Another process finished before this one opened the partial file, so that file is new and empty.
                 part.unlink(missing_ok=True)
                 return
-            _receive(stream, file, hub, token)
+            _receive(stream, file, source)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
@@ -146,33 +152,16 @@ def safe_path(name: str) -> PurePosixPath:
     return path
 
 
-def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) -> None:
+def _receive(stream: BinaryIO, file: RemoteFile, source: Source) -> None:
     have = stream.seek(0, os.SEEK_END)
     if have > file.size:
         stream.truncate(0)
         have = stream.seek(0)
     if have:
         _log.info("resuming a download", extra={"file": file.name, "at": have, "bytes": file.size})
-    # A signed address on another host carries its own credentials, so it must not get the token.
-    own_host = _origin(file.url) == _origin(hub)
-    headers = {"authorization": f"Bearer {token}"} if token and own_host else {}
-    try:
-        http_get(file.url, stream, resume_size=have, headers=headers, expected_size=file.size)
-    except HfHubHTTPError as error:
-        if own_host:
-            raise
-        # The storage's refusal does not mean that the token is wrong: signed addresses expire within about an hour.
-        code = error.response.status_code if error.response is not None else 0
-        raise FetchError(f"the hub's storage answered {code} for {file.name}; try again", field="model.uri") from error
+    source.receive(file, stream, have)
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    """Returns scheme, host and port. The scheme is included, because a redirect from https to http would send the token
-    unencrypted."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _is_intact(part: Path, file: RemoteFile) -> bool:

@@ -35,7 +35,7 @@ def run_cases(name: str, folder: Path, *arguments: str, program: str = "cases") 
         shutil.copy(client / "package.json", folder)
         command = [_find("node"), str(shutil.copy(client / f"{program}.js", folder))]
     else:
-        installed = _install(name, "requirements.txt", [find_uv(), "pip", "install", "--quiet", "--requirements"])
+        installed = install_environment(name)
         command = [str(installed / "bin" / "python"), str(client / f"{program}.py")]
     done = run_bare([*command, *arguments], folder)
     if done.returncode:
@@ -50,6 +50,11 @@ def install_package(name: str) -> Path:
     Raises RuntimeError.
     """
     return _install(name, "package.json", [_find("npm"), "install", "--no-audit", "--no-fund"]) / "node_modules"
+
+
+def install_environment(name: str) -> Path:
+    """Returns the virtual environment with the packages of tests/data/clients/NAME/requirements.txt, likewise."""
+    return _install(name, "requirements.txt", [find_uv(), "pip", "install", "--quiet", "--requirements"])
 
 
 def _install(name: str, list_name: str, command: list[str]) -> Path:

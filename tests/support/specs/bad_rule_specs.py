@@ -129,7 +129,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "cache of a stage's model on a volume": Bad(
         (second(model={"uri": "pvc://c/d", "cache": {"persistentVolumeClaim": "x"}}),),
         f"{S1}.model.cache",
-        "cache has no meaning with pvc://c/d; remove it, or use an hf:// uri",
+        "cache has no meaning with pvc://c/d; remove it, or use a uri of hf://, s3://, gs://, az:// or oci://",
     ),
     "a variable of the operator": Bad(
         (first(env=[{"name": "HF_HOME", "value": "/x"}]),),
@@ -285,14 +285,15 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{field} of {scheme}": Bad(
             (edit("spec/model", {"uri": f"{scheme}://{path}", field: value}),),
             f"spec.model.{field}",
-            f"{field} has no meaning with {scheme}://{path}; remove it, or use an hf:// uri",
+            f"{field} has no meaning with {scheme}://{path}; remove it, or use a uri of hf://",
         )
         for field, value in {
             "revision": "main",
             "tokenSecretRef": {"name": "x"},
             "cache": {"persistentVolumeClaim": "x"},
         }.items()
-        for scheme, path in {"file": "/models/x", "pvc": "models/x"}.items()
+        for scheme, path in {"file": "/models/x", "pvc": "models/x", "s3": "bucket", "oci": "host/x:1"}.items()
+        if field == "revision" or scheme in ("file", "pvc")
     },
     "half a gpu": Bad(
         (first(resources={"limits": {"nvidia.com/gpu": "500m"}}),),

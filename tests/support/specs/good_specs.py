@@ -184,6 +184,13 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         ),
     ),
     "folder of a repository": (edit("spec/model/uri", "hf://rhasspy/piper-voices/en/en_US/joe--2..1/medium.git"),),
+    **{
+        f"uri {uri[:40]}": (edit("spec/model", {"uri": uri, "tokenSecretRef": {"name": "x"}}),)
+        for uri in (
+            *("s3://bucket", "s3://my.bucket/team=a/omni-7b_v1.2", "gs://my_bucket/omni", "az://container/omni"),
+            *("oci://ghcr.io/org/omni:v1.2", "oci://registry.example:5000/omni", f"oci://r/a/b__c@sha256:{'0' * 64}"),
+        )
+    },
     "a talker of its own": (second(model={"uri": "pvc://models/talker"}),),
     "every stage has a model of its own": (
         edit("spec/model", None),

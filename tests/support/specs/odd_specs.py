@@ -22,6 +22,7 @@ def _uri(uri: str, hint: str) -> Bad:
 
 
 _HUB = "; a repository of the Hugging Face hub is hf://ORG/NAME"
+_SCHEME = "; did you mean hf://, s3://, gs://, az:// or oci://?"
 _VOLUME = "; download the checkpoint to a volume and name that: pvc://CLAIM/PATH"
 _DIRECTORY = "; a directory in the image is file:///PATH"
 _REVISION = "; give what follows the name as revision"
@@ -47,8 +48,15 @@ def _no_plugin(name: str) -> Bad:
 ODD_BAD: Final[dict[str, Bad]] = {
     "repository of the hub": _uri("Qwen/Qwen2.5-Omni-7B", _HUB),
     "page of the hub": _uri("https://huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
-    "bucket": _uri("s3://bucket/model", _VOLUME),
-    "image of a registry": _uri("oci://registry/model", _VOLUME),
+    "bucket by its tool's name": _uri("gcs://bucket/model", _SCHEME),
+    "bucket in capitals": _uri("S3://bucket/model", _SCHEME),
+    "bucket with a slash at its end": _uri("s3://bucket/model/", _SLASH),
+    "bucket that begins with a slash": _uri("s3:///model", ""),
+    "hidden folder of a bucket": _uri("s3://bucket/.cache", ""),
+    "artifact with its docker scheme": _uri("docker://registry/model", _SCHEME),
+    "artifact without its name": _uri("oci://registry:5000", ""),
+    "artifact with half a digest": _uri("oci://registry/model@sha256:12", ""),
+    "another store": _uri("swift://bucket/model", _VOLUME),
     "path without scheme": _uri("/models/omni", _DIRECTORY),
     "file without path": _uri("file:///", _DIRECTORY),
     "revision after a colon": _uri("hf://Qwen/Qwen2.5-Omni-7B:main", _REVISION),

@@ -46,12 +46,14 @@ from omni_proto.stage_config import (
 
 _URI_HINT: Final = (
     "self.matches('^hf://[^/:@]+/[^:@]+[:@]') ? '; give what follows the name as revision' "
-    ": self.matches('^(hf|pvc)://.*/$') ? '; remove the slash at its end' : "
+    ": self.matches('^(hf|pvc|s3|gs|az|oci)://.*/$') ? '; remove the slash at its end' : "
     "self.contains(' ') ? '; remove the space' : "
     f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
     "|| self.startsWith('huggingface.co/') "
     "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
-    f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file)://')}) "
+    ": self.matches('^(S3|s3[an]|gcs|GS|abfss?|wasbs?|azure|docker|registry|HF)://') "
+    "? '; did you mean hf://, s3://, gs://, az:// or oci://?' "
+    f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file|s3|gs|az|oci)://')}) "
     "? '; download the checkpoint to a volume and name that: pvc://CLAIM/PATH' "
     ": self.matches('^/') || self.matches('^file:') ? '; a directory in the image is file:///PATH' : ''"
 )
@@ -89,16 +91,17 @@ TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
 """Rules that replace a pattern in the CRD, because words explain the form better than the pattern."""
 
 
-def _only_hf(field: str) -> Rule:
+def _only(field: str, pattern: str, kinds: str) -> Rule:
     return Rule(
-        summary=f"`{field}` is for hf:// only",
-        rule=f"!has(self.{field}) || self.uri.startsWith('hf://')",
-        words=f"{field} has no meaning with %s; remove it, or use an hf:// uri",
+        summary=f"`{field}` is for {kinds} only",
+        rule=f"!has(self.{field}) || self.uri.matches({quote(pattern)})",
+        words=f"{field} has no meaning with %s; remove it, or use a uri of {kinds}",
         values=("self.uri",),
         field=f".{field}",
     )
 
 
+_DOWNLOADS: Final = "hf://, s3://, gs://, az:// or oci://"
 _NO_REPOSITORY: Final = r"^hf://(([^/]*/)?[^/]*(--|[.][.]|[^/]{97})|[^/]*/[^/]*[.]git(/|$))"
 
 _MODEL = (
@@ -117,9 +120,9 @@ _MODEL = (
         values=("self.uri",),
         field=".uri",
     ),
-    _only_hf("revision"),
-    _only_hf("tokenSecretRef"),
-    _only_hf("cache"),
+    _only("revision", "^hf://", "hf://"),
+    _only("tokenSecretRef", api.DOWNLOAD_PATTERN, _DOWNLOADS),
+    _only("cache", api.DOWNLOAD_PATTERN, _DOWNLOADS),
 )
 
 _EACH_HAS_A_MODEL = Rule(

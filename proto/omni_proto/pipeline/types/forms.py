@@ -18,7 +18,8 @@ KEY_FORM: Final = "such as team or example.com/team"
 _VOICE: Final = "letters, digits, spaces, dots, dashes and underscores, beginning and ending with a letter or digit"
 
 FORMS: Final[Mapping[str, str]] = {
-    api.URI_PATTERN: "hf://ORG/NAME[/FOLDER], pvc://CLAIM/PATH or file:///PATH",
+    api.URI_PATTERN: "hf://ORG/NAME[/FOLDER], s3://, gs:// or az://BUCKET[/PATH], oci://HOST/NAME[:TAG], "
+    "pvc://CLAIM/PATH or file:///PATH",
     k8s.IMAGE_PATTERN: "the name of an image such as registry.example/omnipipeline:0.1.0",
     api.NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter, because Services get this name",
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",

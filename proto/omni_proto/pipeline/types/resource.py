@@ -107,9 +107,14 @@ KIND = "OmniPipeline"
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 URI_PATTERN: Final = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
+    r"|(s3|gs|az)://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._=-]*)*"
+    r"|oci://[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64})?"
     rf"|pvc://{SUBDOMAIN}(/[A-Za-z0-9._-]+)*"
     r"|file:///[!-~]+)$"
 )
+DOWNLOAD_PATTERN: Final = "^(hf|s3|gs|az|oci)://"
+"""The uris of checkpoints that an init container downloads."""
 REVISION_PATTERN: Final = r"^[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*$"
 
 ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
@@ -126,14 +131,17 @@ class Model(ConfigModel):
     """A checkpoint, and how it is downloaded."""
 
     uri: ModelUri
-    """hf://ORG/NAME, or hf://ORG/NAME/FOLDER for a folder of the repository; pvc://CLAIM/PATH; or file:///PATH (a path
-    in the image, or on this machine for local runs)."""
+    """hf://ORG/NAME, or hf://ORG/NAME/FOLDER for a folder of the repository; s3://BUCKET/PATH, gs://BUCKET/PATH or
+    az://CONTAINER/PATH; oci://HOST/NAME:TAG, an artifact whose layers are files; pvc://CLAIM/PATH; or file:///PATH (a
+    path in the image or in a volume, or on this machine for local runs)."""
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=REVISION_PATTERN)] | None = None
     """Branch, tag or commit of an hf:// repository. Default: main."""
     token_secret_ref: SecretKeyReference | None = None
-    """Secret with the token of a gated or private hf:// repository."""
+    """Secret with what a download needs, which only the container that downloads gets. hf://: a token. s3://: a file of
+    AWS credentials. gs://: the JSON key of a service account. az://: the storage account's key or a SAS token. oci://: a
+    Docker configuration (key .dockerconfigjson). Default: none; buckets then use the pod's variables and identity."""
     cache: ModelCache | None = None
-    """Where downloads of hf:// are kept. Default: a volume of each pod, deleted with the pod."""
+    """Where downloads are kept. Default: a volume of each pod, deleted with the pod."""
 
 
 class StageInput(ConfigModel):
