@@ -10,6 +10,7 @@ from __future__ import annotations
 import configparser
 import hashlib
 import json
+import os
 import re
 from datetime import timedelta
 from typing import Any, BinaryIO, Final
@@ -30,11 +31,14 @@ from omni_stage.fetch.download import FetchError, RemoteFile
 MAX_OBJECTS: Final = 10_000
 """Most objects below a path. A bucket of other things would cost a list of any length at each start of a pod."""
 RANGE_BYTES: Final = 32 << 20
-"""Bytes of one request, which must complete within _CLIENT's timeout."""
+"""Bytes of one request, which must complete within the timeout of _TIMES."""
 
 _URI = re.compile(r"(s3|gs|az)://([a-z0-9][a-z0-9._-]*)((?:/\w[\w.=-]*)*)\Z", re.ASCII)
-_CLIENT: Final[Any] = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(minutes=5)}
+_TIMES: Final = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(minutes=5)}
+_PLAIN: Final = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
+"""object_store's variables that allow an endpoint without TLS. Options for the client replace them."""
 _RETRY: Final[Any] = {"max_retries": 5, "retry_timeout": timedelta(minutes=2)}
+_STATUS: Final = re.compile(r"status code: ([0-9]{3})\b")
 _LOGIN_FIELD: Final = "model.tokenSecretRef"
 _CHANGED: Final = "was changed while it was downloaded; the next attempt lists it again"
 
@@ -59,7 +63,7 @@ class BucketSource:
         for page in obstore.list(self._store, self._prefix or None, chunk_size=1000):
             for entry in page:
                 name = entry["path"].removeprefix(self._prefix)
-                etag = entry["e_tag"] or entry["last_modified"].isoformat()
+                etag = _quote(entry["e_tag"]) or entry["last_modified"].isoformat()
                 self._listed[name] = RemoteFile(name, entry["path"], etag, entry["size"])
             if len(self._listed) > MAX_OBJECTS:
                 raise ConfigurationError(
@@ -78,10 +82,13 @@ class BucketSource:
 
     def receive(self, file: RemoteFile, stream: BinaryIO, have: int) -> None:
         """Downloads in ranges, each only if the object still has its ETag."""
+        # A store that lists no ETags has only times.
+        named = file.etag.endswith('"')
         while have < file.size:
-            options: Any = {"range": (have, min(have + RANGE_BYTES, file.size)), "if_match": file.etag}
+            options: Any = {"range": (have, min(have + RANGE_BYTES, file.size))}
+            options |= {"if_match": file.etag} if named else {}
             answer = obstore.get(self._store, file.url, options=options)
-            if answer.meta["e_tag"] not in (None, file.etag):
+            if named and _quote(answer.meta["e_tag"]) not in (None, file.etag):
                 raise FetchError(f"{file.name} {_CHANGED}", field="model.uri")
             for chunk in answer.stream(1 << 20):
                 stream.write(chunk)
@@ -90,11 +97,14 @@ class BucketSource:
     def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
         """Returns what an error of object_store means."""
         uri, _ = self.identity
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        # object_store reports a refused list, unlike a refused object, only in the error's text.
+        found = _STATUS.search(str(error)) if isinstance(error, BaseError) else None
+        status = found[1] if found else ""
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in ("401", "403"):
             return ConfigurationError(
                 f"{uri} was refused: the credentials are wrong or may not list and read it", field=_LOGIN_FIELD
             )
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or status == "404":
             return ConfigurationError(f"{uri} does not exist, or an object of it was deleted", field="model.uri")
         if isinstance(error, PreconditionError):
             return FetchError(f"an object of {uri} {_CHANGED}", field="model.uri")
@@ -109,17 +119,23 @@ class BucketSource:
         return None
 
 
+def _quote(etag: str | None) -> str | None:
+    """Returns an ETag as HTTP writes it. Azure's lists leave the quotation marks out."""
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag
+
+
 def _open(scheme: str, bucket: str, token: str | None) -> S3Store | GCSStore | AzureStore:
     """Returns the store. Settings in the environment hold where the token says nothing. Raises ConfigurationError."""
+    options: Any = {**_TIMES, "allow_http": os.environ.get(_PLAIN[scheme], "").lower() in ("1", "true")}
     try:
         if scheme == "s3":
             keys: Any = _aws_keys(token) if token else {}
-            return S3Store(bucket, config=keys, client_options=_CLIENT, retry_config=_RETRY)
+            return S3Store(bucket, config=keys, client_options=options, retry_config=_RETRY)
         if scheme == "gs":
             account: Any = {"service_account_key": token} if token else {}
-            return GCSStore(bucket, config=account, client_options=_CLIENT, retry_config=_RETRY)
+            return GCSStore(bucket, config=account, client_options=options, retry_config=_RETRY)
         key: Any = {"sas_key" if token and "sig=" in token else "account_key": token} if token else {}
-        return AzureStore(bucket, config=key, client_options=_CLIENT, retry_config=_RETRY)
+        return AzureStore(bucket, config=key, client_options=options, retry_config=_RETRY)
     except (BaseError, ValueError) as error:
         # The text of the error may hold the token.
         forms = {
@@ -152,5 +168,6 @@ def _aws_keys(text: str) -> dict[str, str]:
 
 
 def _shorten(error: Exception) -> str:
-    # The text may hold an address whose query carries a signature.
-    return re.sub(r"\?\S*", "?...", " ".join(str(error).split()))[:200]
+    # The text may hold an address whose query carries a signature, the store's XML, and the error's own fields.
+    text = " ".join(str(error).partition("\n\nDebug source")[0].partition("<")[0].split())
+    return re.sub(r"\?\S*", "?...", text)[:200]

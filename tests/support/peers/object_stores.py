@@ -1,4 +1,4 @@
-"""Object stores of others, on this machine: moto (S3, which checks signatures), Azurite and fake-gcs-server."""
+"""Object stores of others, on this machine: moto (S3) and Azurite. Both check signatures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import obstore
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import AzureStore, S3Store
 
 from omni_cli.local.ports import pick_ports
-from support.controlplane.binaries import find_binaries
 from support.processes.foreign_programs import install_environment, install_package
 from support.processes.process import ChildProcess, listening
 
@@ -36,9 +35,9 @@ class ObjectStore:
 
     scheme: str
     port: int
-    right: str | None
-    """What tokenSecretRef holds; None if this store lets everybody in."""
-    wrong: str | None
+    right: str
+    """What tokenSecretRef holds."""
+    wrong: str
     """Credentials that it refuses."""
     environment: Callable[[int], Mapping[str, str]]
     """The pod's variables, for the port at which the store is reached."""
@@ -65,10 +64,6 @@ def s3_environment(port: int) -> dict[str, str]:
     return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
 
 
-def gcs_environment(port: int) -> dict[str, str]:
-    return {"GOOGLE_BASE_URL": f"http://127.0.0.1:{port}", "GOOGLE_SKIP_SIGNATURE": "true", "GOOGLE_ALLOW_HTTP": "true"}
-
-
 def azure_environment(port: int) -> dict[str, str]:
     return {
         "AZURE_STORAGE_ACCOUNT_NAME": _AZURE_ACCOUNT,
@@ -78,18 +73,14 @@ def azure_environment(port: int) -> dict[str, str]:
 
 
 def _moto(port: int, folder: Path) -> list[str]:
-    return [str(install_environment("moto") / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    python = install_environment("moto") / "bin" / "python"
+    return [str(python), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
 
 
 def _azurite(port: int, folder: Path) -> list[str]:
     program = install_package("azurite") / "azurite" / "dist" / "src" / "blob" / "main.js"
     place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
     return [str(shutil.which("node")), str(program), *place, "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
-
-
-def _fake_gcs(port: int, folder: Path) -> list[str]:
-    program = find_binaries("fake-gcs-server")["fake-gcs-server"]
-    return [str(program), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
 
 
 def _set_up_s3(port: int) -> ObjectStore:
@@ -103,7 +94,7 @@ def _set_up_s3(port: int) -> ObjectStore:
     _iam(url, Action="PutUserPolicy", UserName="reader", PolicyName="s3", PolicyDocument=json.dumps(allow))
     key = _iam(url, Action="CreateAccessKey", UserName="reader")
     keys = {name: key.partition(f"<{name}>")[2].partition("<")[0] for name in ("AccessKeyId", "SecretAccessKey")}
-    _ask(f"{url}/moto-api/reset-auth", "POST", b"0")
+    _ask(f"{url}/moto-api/reset-auth", "POST", b"0", {"content-type": "text/plain"})
 
     def file_of(secret: str) -> str:
         return f"[default]\naws_access_key_id = {keys['AccessKeyId']}\naws_secret_access_key = {secret}\n"
@@ -127,14 +118,6 @@ def _set_up_azure(port: int) -> ObjectStore:
     return ObjectStore("az", port, _AZURE_KEY, wrong, azure_environment, client)
 
 
-def _set_up_gcs(port: int) -> ObjectStore:
-    url = f"http://127.0.0.1:{port}"
-    _ask(f"{url}/storage/v1/b", "POST", json.dumps({"name": BUCKET}).encode(), {"content-type": "application/json"})
-    config: Any = {"base_url": url, "skip_signature": True}
-    client = GCSStore(BUCKET, config=config, client_options={"allow_http": True})
-    return ObjectStore("gs", port, None, None, gcs_environment, client)
-
-
 def _iam(url: str, **parameters: str) -> str:
     scope = "Credential=x/20260101/us-east-1/iam/aws4_request, SignedHeaders=host, Signature=0"
     body = urlencode({"Version": "2010-05-08", **parameters}).encode()
@@ -142,11 +125,11 @@ def _iam(url: str, **parameters: str) -> str:
 
 
 def _ask(url: str, method: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> str:
-    request = urllib.request.Request(url, body, dict(headers or {}), method=method)  # noqa: S310 - this machine
+    request = urllib.request.Request(url, body or None, dict(headers or {}), method=method)  # noqa: S310 - this machine
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - this machine
         return str(answer.read().decode())
 
 
-_COMMANDS: Final = {"s3": _moto, "az": _azurite, "gs": _fake_gcs}
-_SETUPS: Final = {"s3": _set_up_s3, "az": _set_up_azure, "gs": _set_up_gcs}
+_COMMANDS: Final = {"s3": _moto, "az": _azurite}
+_SETUPS: Final = {"s3": _set_up_s3, "az": _set_up_azure}
 STORES: Final = tuple(_COMMANDS)

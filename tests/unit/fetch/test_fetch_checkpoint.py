@@ -16,7 +16,8 @@ import pytest
 
 from omni_proto.pod_contract import ExitCode
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch.checkpoint import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
+from omni_stage.fetch.checkpoint import INDEX, FetchRequest, fetch, read_token, run_fetch, select_weights
+from omni_stage.fetch.hub import parse_uri
 from support.models.hub import COMMIT, FILES, TOKEN, Hub
 from support.processes.polling import PATIENCE_S
 
@@ -109,7 +110,7 @@ def test_token_files_that_are_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "token"
     file.write_text(content)
     with pytest.raises(ConfigurationError):
-        read_token(file)
+        fetch(request_into(tmp_path), read_token(file))
 
 
 def test_a_folder_of_a_repository_is_a_checkpoint_of_its_own(hub: Hub, tmp_path: Path) -> None:

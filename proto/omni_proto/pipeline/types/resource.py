@@ -138,8 +138,9 @@ class Model(ConfigModel):
     """Branch, tag or commit of an hf:// repository. Default: main."""
     token_secret_ref: SecretKeyReference | None = None
     """Secret with what a download needs, which only the container that downloads gets. hf://: a token. s3://: a file of
-    AWS credentials. gs://: the JSON key of a service account. az://: the storage account's key or a SAS token. oci://: a
-    Docker configuration (key .dockerconfigjson). Default: none; buckets then use the pod's variables and identity."""
+    AWS credentials. gs://: the JSON key of a service account. az://: the storage account's key or a SAS token.
+    oci://: a Docker configuration (key .dockerconfigjson). Default: none; buckets then use the pod's variables and
+    identity."""
     cache: ModelCache | None = None
     """Where downloads are kept. Default: a volume of each pod, deleted with the pod."""
 

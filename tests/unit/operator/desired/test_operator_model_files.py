@@ -178,6 +178,24 @@ class TestModel:
         assert len({dest for dest, _ in all_files}) == len(folders)
         assert max(len(dest.name) for dest, _ in all_files) < 255
 
+    def test_buckets_and_artifacts_have_a_directory_for_each_uri(self) -> None:
+        uris = [
+            *("s3://bucket", "s3://bucket/omni", "s3://bucket/other/omni", "gs://bucket/omni", "az://bucket/omni"),
+            *("oci://r.example:5000/omni:v1", "oci://r.example:5000/omni:v2", f"s3://bucket/{'x' * 400}"),
+        ]
+        places = set()
+        for uri in uris:
+            model = {"uri": uri, "tokenSecretRef": {"name": "x"}, "cache": {"persistentVolumeClaim": "c"}}
+            children = build_all(make_single(spec={"model": model}), BuildSettings(hub_endpoint="http://hub.svc:8080"))
+            args = _parser().parse_args(pod_spec(children)["initContainers"][0]["args"])
+            assert (args.uri, args.revision, str(args.dest)) == (uri, "main", self.model_path(children))
+            assert args.dest.parent == args.commit_file.parent
+            assert args.dest.parts[2] == f"_{uri.partition(':')[0]}"
+            assert max(map(len, args.dest.parts)) < 255
+            assert "8080" not in str(pick(children, "NetworkPolicy", "llm")), "that is the hub's port"
+            places.add(args.dest)
+        assert len(places) == len(uris)
+
     @pytest.mark.parametrize("revision", ["refs/pr/1", "v1.0"])
     def test_a_revision_is_one_folder_of_the_cache(self, revision: str) -> None:
         children = build_all(make_single(spec={"model": {"uri": "hf://org/model", "revision": revision}}))
