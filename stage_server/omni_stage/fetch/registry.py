@@ -75,9 +75,20 @@ class RegistrySource:
 
     def receive(self, file: RemoteFile, stream: BinaryIO, have: int) -> None:
         """Downloads the rest of a layer. Its digest is checked afterwards."""
-        if have < file.size:
-            # Tokens of registries are valid for minutes, so each file gets a new one.
-            http_get(file.url, stream, resume_size=have, headers=self._authorize())
+        if have >= file.size:
+            return
+        # Tokens of registries are valid for minutes, so each file gets a new one. Some registries know no open ranges.
+        headers = self._authorize()
+        asked = {**headers, "Range": f"bytes=0-{file.size - 1}"}
+        try:
+            http_get(file.url, stream, resume_size=have, headers=asked)
+        except HfHubHTTPError as error:
+            if not have or error.response is None or error.response.status_code != 416:
+                raise
+            # And some know none.
+            stream.truncate(0)
+            stream.seek(0)
+            http_get(file.url, stream, headers=headers)
 
     def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
         """Returns what an answer of the registry means."""
