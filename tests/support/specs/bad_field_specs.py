@@ -9,7 +9,10 @@ from typing import Final
 
 from support.specs.spec_edits import LETTERS, S0, S1, S2, Bad, edit, first, second, stages, third
 
-_URI = "must be hf://ORG/NAME[/FOLDER], pvc://CLAIM/PATH or file:///PATH"
+URI = (
+    "must be hf://ORG/NAME[/FOLDER], s3://, gs:// or az://BUCKET[/PATH], oci://HOST/NAME[:TAG], pvc://CLAIM/PATH or "
+    "file:///PATH"
+)
 _STAGE_NAME = "must be lower-case letters and digits, beginning with a letter"
 _COMPONENT = "must be an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path"
 
@@ -34,7 +37,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "no uri": _missing("spec.model.uri", edit("spec/model", {})),
     "no uri of a stage's model": _missing(f"{S1}.model.uri", second(model={"revision": "v2"})),
     "uri of a stage's model without scheme": Bad(
-        (second(model={"uri": "org/talker"}),), f"{S1}.model.uri", f"{_URI}; found org/talker"
+        (second(model={"uri": "org/talker"}),), f"{S1}.model.uri", f"{URI}; found org/talker"
     ),
     "no stages": _missing("spec.stages", edit("spec/stages", None)),
     "no stage name": _missing(f"{S0}.name", edit("spec/stages/0/name", None)),
@@ -109,12 +112,12 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     ),
     "scaling by another project's name": _unknown(f"{S0}.scaling.max", "unknown field", first(scaling={"max": 2})),
     "unknown field of a status": _unknown("status.redy", "unknown field", edit("status", {"redy": True})),
-    "uri without scheme": Bad((edit("spec/model/uri", "Qwen/X"),), "spec.model.uri", f"{_URI}; found Qwen/X"),
-    "uri with http": Bad((edit("spec/model/uri", "http://x/y"),), "spec.model.uri", _URI),
-    "hf uri without name": Bad((edit("spec/model/uri", "hf://Qwen"),), "spec.model.uri", _URI),
-    "file uri of a relative path": Bad((edit("spec/model/uri", "file://x"),), "spec.model.uri", _URI),
-    "uri with a space": Bad((edit("spec/model/uri", "file:///a b"),), "spec.model.uri", _URI),
-    "uri of two lines": Bad((edit("spec/model/uri", "file:///a\nb"),), "spec.model.uri", _URI),
+    "uri without scheme": Bad((edit("spec/model/uri", "Qwen/X"),), "spec.model.uri", f"{URI}; found Qwen/X"),
+    "uri with http": Bad((edit("spec/model/uri", "http://x/y"),), "spec.model.uri", URI),
+    "hf uri without name": Bad((edit("spec/model/uri", "hf://Qwen"),), "spec.model.uri", URI),
+    "file uri of a relative path": Bad((edit("spec/model/uri", "file://x"),), "spec.model.uri", URI),
+    "uri with a space": Bad((edit("spec/model/uri", "file:///a b"),), "spec.model.uri", URI),
+    "uri of two lines": Bad((edit("spec/model/uri", "file:///a\nb"),), "spec.model.uri", URI),
     "uri too long": Bad(
         (edit("spec/model/uri", "file:///" + "x" * 512),), "spec.model.uri", "than 512", "520 characters"
     ),

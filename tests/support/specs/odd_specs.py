@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from support.specs.bad_field_specs import URI
 from support.specs.spec_edits import S0, Bad, Edit, edit, first, node_affinity
-
-_URI = "must be hf://ORG/NAME[/FOLDER], pvc://CLAIM/PATH or file:///PATH; found "
 
 
 def _limits(**values: Any) -> Edit:
@@ -18,7 +17,7 @@ def _limits(**values: Any) -> Edit:
 
 
 def _uri(uri: str, hint: str) -> Bad:
-    return Bad((edit("spec/model/uri", uri),), "spec.model.uri", f"{_URI}{uri}{hint}")
+    return Bad((edit("spec/model/uri", uri),), "spec.model.uri", f"{URI}; found {uri}{hint}")
 
 
 _HUB = "; a repository of the Hugging Face hub is hf://ORG/NAME"
