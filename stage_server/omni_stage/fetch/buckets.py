@@ -60,6 +60,7 @@ class BucketSource:
         """Returns the digest of the list of objects, and their sizes."""
         uri, _ = self.identity
         digest = hashlib.sha256()
+        self._listed = {}
         for page in obstore.list(self._store, self._prefix or None, chunk_size=1000):
             for entry in page:
                 name = entry["path"].removeprefix(self._prefix)

@@ -92,7 +92,9 @@ class RegistrySource:
 
     def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
         """Returns what an answer of the registry means."""
-        return self._explain_status(error.response.status_code) if isinstance(error, HfHubHTTPError) else None
+        if not isinstance(error, HfHubHTTPError) or error.response is None:
+            return None
+        return self._explain_status(error.response.status_code)
 
     def _explain_status(self, code: int) -> OmniStageError:
         uri, _ = self.identity
