@@ -75,7 +75,7 @@ class Source(Protocol):
         """Writes the file's content from byte `have` on to the stream, which stands there."""
 
     def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
-        """Returns the error of the source's client as one of ours, or None."""
+        """Returns the error of the source's client as an OmniStageError, or None."""
 
 
 def has_file(directory: Path, file: RemoteFile) -> bool:
