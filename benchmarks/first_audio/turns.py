@@ -147,8 +147,8 @@ def _speak(seed: int) -> bytes:
     generator = np.random.default_rng(seed)
     at = np.arange(SECONDS * RATE_HZ) / RATE_HZ
     pitch = np.repeat(generator.uniform(100, 300, SECONDS * 4), RATE_HZ // 4)
-    sound = 0.4 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE_HZ) * np.abs(np.sin(2 * np.pi * 2 * at))
-    samples = (32767 * (sound + 0.01 * generator.standard_normal(at.size))).clip(-32768, 32767).astype("<i2")
+    tones = 0.4 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE_HZ) * np.abs(np.sin(2 * np.pi * 2 * at))
+    samples = (32767 * (tones + 0.01 * generator.standard_normal(at.size))).clip(-32768, 32767).astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
         written.setnchannels(1)

@@ -130,7 +130,7 @@ def test_one_that_cannot_be_woken_is_still_answered() -> None:
         assert status_of_call(call(address, "demo.models")) is not None
 
 
-def test_what_names_no_sleeper_is_told_so_and_wakes_nobody() -> None:
+def test_a_call_that_names_no_sleeper_wakes_nobody() -> None:
     source = Source()
     with serve(source) as address:
         error = call(address, "two:50051")

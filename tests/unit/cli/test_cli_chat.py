@@ -76,7 +76,7 @@ while :; do sleep 0.05; done
 """
 
 
-def test_a_chat_records_what_is_said(entry: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_records_from_the_microphone(entry: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint, starts = entry
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     started = tmp_path / "started"
