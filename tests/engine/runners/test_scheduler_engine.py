@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -137,8 +138,8 @@ def test_bad_diffusion_payload_ends_its_request_only(pooling):
 
 def test_queue_timeout_reaches_the_client(pooling, monkeypatch):
     scheduler = pooling.engine_core.engine_core.scheduler
-    times = iter([0.0, 100.0])
-    monkeypatch.setattr(scheduler, "clock", lambda: next(times, 200.0))
+    times = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(scheduler, "clock", lambda: next(times))
     _, results = run_pooling(pooling, {"late": GOOD})
     assert results["late"].stop_reason == "queue_timeout"
     assert results["late"].pooling_output.numel() == 0
