@@ -10,13 +10,14 @@ from support.peers.realtime_events import check_event, check_order
 from support.processes.foreign_programs import run_cases
 
 
-def hold_call(name: str, folder: Path, url: str, model: str) -> dict[str, Any]:
-    """Returns what a client saw in its call, whose events are checked. name: a folder of tests/data/clients.
+def hold_call(name: str, folder: Path, url: str, model: str, *, speech: bool = True) -> dict[str, Any]:
+    """Returns what a client saw in its call, whose events are checked. name: a folder of tests/data/clients. speech:
+    whether the user speaks in some turns.
 
     `kinds` has the types of the events, and `ends` the status of each response. Raises AssertionError.
     """
     pcm = folder / "speech.pcm"
-    pcm.write_bytes(speech_24k())
+    pcm.write_bytes(speech_24k() if speech else b"")
     gave = run_cases(name, folder, f"{url}/v1", model, str(pcm), program="call")
     for event in gave["events"]:
         check_event(event)

@@ -77,7 +77,7 @@ async def main():
         await session.update_tools([weather])
         await session.update_chat_ctx(ChatContext.empty())
         for turn in range(TURNS):
-            if turn % 5 == 3:
+            if turn % 5 == 3 and SPEECH:
                 await call.speak(SPEECH)
                 await call.hear(await call.spoken.get())
             elif turn % 5 == 4:

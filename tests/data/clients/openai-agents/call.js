@@ -1,4 +1,4 @@
-// A call of ten turns by OpenAI's unmodified agents SDK: cases.js URL MODEL PCM. PCM: file with a spoken sentence, 24 kHz.
+// A call of ten turns by OpenAI's unmodified agents SDK: cases.js URL MODEL PCM. PCM: file with a spoken sentence, 24 kHz; empty: nobody speaks.
 // Prints as JSON what the client saw.
 import { readFileSync } from "node:fs";
 import { OpenAIRealtimeWebSocket, RealtimeAgent, RealtimeSession, tool } from "@openai/agents-realtime";
@@ -52,7 +52,7 @@ await session.connect({ apiKey: "none", url: `${url.replace(/^http/, "ws")}/real
 if (!seen.some((event) => event.type === "session.updated")) await next((event) => event.type === "session.updated");
 const speech = readFileSync(pcm);
 for (let turn = 0; turn < TURNS; turn++) {
-  if (turn % 5 === 3) {
+  if (turn % 5 === 3 && speech.length) {
     const ended = done();
     await speak(speech);
     await ended;

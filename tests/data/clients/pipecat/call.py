@@ -14,7 +14,6 @@ from pipecat.frames.frames import (
     InputAudioRawFrame,
     InterruptionFrame,
     LLMContextFrame,
-    LLMFullResponseEndFrame,
     TTSAudioRawFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
@@ -30,13 +29,15 @@ SPEECH = Path(PCM).read_bytes()
 TURNS = 10
 RATE_HZ = 24_000
 PIECE = RATE_HZ // 5
-seen = []
+seen, ended = [], asyncio.Queue()
 _parse = events.parse_server_event
 
 
 def parse(text):
     """Pipecat's own parser, which raises on an unknown type. It keeps what it reads."""
     seen.append(json.loads(text))
+    if seen[-1]["type"] == "response.done":
+        ended.put_nowait(True)
     return _parse(text)
 
 
@@ -47,7 +48,6 @@ class Listener(FrameProcessor):
     def __init__(self):
         super().__init__()
         self.audio = 0
-        self.ended = asyncio.Queue()
         self.audible = asyncio.Event()
 
     async def process_frame(self, frame, direction):
@@ -55,8 +55,6 @@ class Listener(FrameProcessor):
         if isinstance(frame, TTSAudioRawFrame):
             self.audio += len(frame.audio)
             self.audible.set()
-        elif isinstance(frame, LLMFullResponseEndFrame):
-            self.ended.put_nowait(True)
         await self.push_frame(frame, direction)
 
 
@@ -98,12 +96,12 @@ async def main():
     await runner.add_workers(worker)
     running = asyncio.ensure_future(runner.run())
     await worker.queue_frame(LLMContextFrame(context))
-    await listener.ended.get()
+    await ended.get()
     for turn in range(1, TURNS):
         if turn % 5 == 2:
             wishes = events.ResponseProperties(tool_choice="required", max_output_tokens=400)
             await service.send_client_event(events.ResponseCreateEvent(response=wishes))
-            await listener.ended.get()
+            await ended.get()
             # An error that does not end the call: nothing is left to cancel.
             await service.send_client_event(events.ResponseCancelEvent())
             continue
@@ -113,7 +111,7 @@ async def main():
             listener.audible.clear()
             await listener.audible.wait()
             await worker.queue_frame(InterruptionFrame())
-        await listener.ended.get()
+        await ended.get()
     await worker.queue_frame(EndFrame())
     await running
     sys.stdout.write(
