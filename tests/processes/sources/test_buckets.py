@@ -109,7 +109,7 @@ def test_a_broken_transfer_resumes_where_it_stopped(
     assert resumed.at == received  # type: ignore[attr-defined]
 
 
-def test_wrong_credentials_are_told_and_not_shown(
+def test_wrong_credentials_are_reported_and_not_shown(
     store: ObjectStore, proxy: TcpProxy, fill: Callable[..., str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="credentials are wrong") as caught:
@@ -157,7 +157,7 @@ def test_downloaders_of_one_cache_take_turns(
     assert not list((tmp_path / "m").rglob("*.part"))
 
 
-def test_folders_without_a_checkpoint_and_too_many_objects_are_told(
+def test_folders_without_a_checkpoint_and_too_many_objects_are_refused(
     store: ObjectStore, proxy: TcpProxy, fill: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = fill()

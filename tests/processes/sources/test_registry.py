@@ -53,7 +53,7 @@ def test_files_are_fetched_by_tag_and_by_digest(proxy: TcpProxy, tmp_path: Path)
     assert fetch(by_digest, None) == version
 
 
-def test_artifacts_that_are_not_there_are_told(proxy: TcpProxy, tmp_path: Path) -> None:
+def test_artifacts_that_are_not_there_are_reported(proxy: TcpProxy, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         fetch(wanted(proxy, "org/omni:v9", tmp_path), None)
 

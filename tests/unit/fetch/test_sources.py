@@ -47,7 +47,7 @@ def test_uris_that_are_refused(uri: str) -> None:
         ("oci://r/x", '{"auths": ["secretsecret"]}', ".dockerconfigjson"),
     ],
 )
-def test_credentials_of_another_form_are_told_and_not_shown(uri: str, token: str, told: str) -> None:
+def test_credentials_of_another_form_are_reported_and_not_shown(uri: str, token: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told) as caught:
         open_source(request_of(uri), token)
     assert caught.value.details.field == "model.tokenSecretRef"
@@ -97,6 +97,6 @@ def test_layers_with_names_are_files() -> None:
         ([], "no artifact"),
     ],
 )
-def test_manifests_that_are_no_files_are_told(manifest: object, told: str) -> None:
+def test_manifests_that_are_no_files_are_reported(manifest: object, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         read_files(json.dumps(manifest).encode(), "oci://r/x", "base")

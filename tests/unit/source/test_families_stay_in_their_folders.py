@@ -20,6 +20,8 @@ SOURCES = sorted(
     for file in (ROOT / folder).rglob("*.py")
     if not any((MODELS / family.name) in file.parents for family in FAMILIES)
     and "observability" not in file.parts  # it registers the metrics of built-in components
+    # `omnipipe plan` computes with the tables of paced engines.
+    and file not in (ROOT / "cli/omni_cli/commands/plan.py", ROOT / "cli/omni_cli/plan_options.py")
 )
 # Must not match: names of vLLM's and transformers' classes that begin like a family's name, and sample files' names.
 NAMES = re.compile(

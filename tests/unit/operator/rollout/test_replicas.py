@@ -115,7 +115,7 @@ def test_no_other_module_decides_replicas() -> None:
         # OmniStages: their first number, the number that follows the load, and their status.
         "reconcile.py: replicas",
         "scaling/scaler.py: replicas",
-        "rollout/targets.py: int(value_at(pods.deployment, 'status', 'replicas', default=0))",
+        "rollout/plan.py: int(value_at(pods.deployment, 'status', 'replicas', default=0))",
     }
     assert made == {"rollout/replicas.py"}
     assert passed_on == {"desired/children.py"}
