@@ -21,7 +21,7 @@ class StageNote:
     limited: bool = False
     """Whether maxReplicas is below desired."""
     blocked: str = ""
-    """Why pods do not start, while desired is above what runs."""
+    """Why pods do not start that the load needs."""
     external: bool = False
     """Whether another autoscaler sets the number."""
 
@@ -30,7 +30,8 @@ class StageNote:
         """Returns the note of a decision; None: the load of the stage is unknown."""
         if decision is None:
             return cls(ask.current, why="no two readings of the load yet", external=external)
-        blocked = ask.blocked if decision.desired > ask.current else ""
+        # Of the pods that were asked for, some do not start: as many are needed, or more.
+        blocked = ask.blocked if decision.desired >= ask.current else ""
         replicas = ask.current if external else decision.replicas
         limited = decision.limited and not external
         return cls(replicas, decision.desired, decision.why, limited, blocked, external)

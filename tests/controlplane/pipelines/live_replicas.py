@@ -101,7 +101,7 @@ def test_a_quota_stops_the_growth_and_the_condition_says_so(
             reason = "ScalingNeedsCapacity"
             said = wait_condition(api, "Scaling", status="False", reason=reason, timeout_s=2 * PATIENCE_S)["message"]
             assert "stage thinker" in said
-            assert "quota" in said
+            assert "ResourceQuota pods has no capacity" in said
             assert wait_condition(api, "Ready", status="True", timeout_s=PATIENCE_S)
             api.delete("ResourceQuota", "pods")
             eventually(lambda: kubelet.count("thinker") >= 3, timeout_s=3 * PATIENCE_S, why="there is room")

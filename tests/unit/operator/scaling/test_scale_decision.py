@@ -8,6 +8,7 @@ from benchmarks.scaling.day import most_reversals
 from hypothesis import given, settings, strategies as st
 
 from omni_operator.scaling.decision import StageAsk, StageDecision, StageLoad, StageMemory, decide_scale, find_pressed
+from omni_operator.scaling.notes import StageNote
 from omni_operator.scaling.readings import Reading, find_pairs, load_between
 from omni_proto.pipeline.types.scaling import ScalingBehavior
 from support.tables import each_row
@@ -99,6 +100,14 @@ def test_without_room_neither_the_stage_nor_those_below_grow() -> None:
     assert (stuck["talker"].replicas, stuck["decoder"].replicas) == (3, 2)
     assert stuck["talker"].desired == 8
     assert "add nodes" in stuck["talker"].why
+
+
+def test_a_note_says_what_is_short_while_what_was_asked_for_is_needed() -> None:
+    cause = "no node with 1 free GPU; add nodes"
+    (ask,) = [one for one in make_asks({"talker": 3}, talker={"blocked": cause}) if one.name == "talker"]
+    for desired, blocked in ((2, ""), (3, cause), (8, cause)):
+        note = StageNote.of(ask, StageDecision(3, desired, ""), external=False)
+        assert note.blocked == blocked, desired
 
 
 def test_a_missed_objective_grows_the_stage_that_holds_it_back() -> None:
