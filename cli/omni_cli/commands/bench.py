@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -203,7 +204,7 @@ def write_run(outcomes: Sequence[Outcome], folder: Path, *, concurrency: int, be
     for index, one in enumerate(outcomes):
         start_ns = begun_ns + round(one.start_s * 1e9)
         metrics = {} if one.error else _list_metrics(one)
-        for name, (value, _) in metrics.items():
+        for name, value in metrics.items():
             columns.setdefault(name, []).append(value)
         record = {
             "metadata": {
@@ -216,14 +217,15 @@ def write_run(outcomes: Sequence[Outcome], folder: Path, *, concurrency: int, be
                 "benchmark_phase": "profiling",
                 "was_cancelled": False,
             },
-            "metrics": {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()},
+            "metrics": {name: {"value": value, "unit": _METRICS[name]} for name, value in metrics.items()},
             "error": {"type": one.error, "message": f"the pipeline answered {one.error}"} if one.error else None,
         }
         lines.append(json.dumps(record) + "\n")
     summary = summarize(outcomes)
+    failed = sum(summary["errors"].values())
     scalars = {
-        "request_count": (len(outcomes) - sum(summary["errors"].values()), "requests"),
-        "error_request_count": (sum(summary["errors"].values()), "requests"),
+        "request_count": (len(outcomes) - failed, "requests"),
+        "error_request_count": (failed, "requests"),
         "request_throughput": (summary["requests_per_s"], "requests/sec"),
         "benchmark_duration": (summary["duration_s"], "sec"),
         "audio_throughput": (summary["audio_s_per_s"], "audio_sec/sec"),
@@ -260,7 +262,7 @@ _METRICS: Final = {
 """Units of a request's metrics in AIPerf's files."""
 
 
-def _list_metrics(one: Outcome) -> dict[str, tuple[float, str]]:
+def _list_metrics(one: Outcome) -> dict[str, float]:
     first_text, first_audio = one.first_text_s, one.first_audio_s
     values = {
         "request_latency": one.total_s * 1e3,
@@ -269,15 +271,14 @@ def _list_metrics(one: Outcome) -> dict[str, tuple[float, str]]:
         "audio_duration": one.audio_s if one.audio_s else None,
         "audio_silence": one.silence_s * 1e3 if one.audio_s else None,
     }
-    return {name: (value, _METRICS[name]) for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _describe(values: Sequence[float]) -> dict[str, float]:
-    mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
     shares = {f"p{share}": percentile(values, share) for share in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
     ends = {"min": min(values), "max": max(values), "sum": sum(values), "count": len(values)}
-    return {"avg": mean, **shares, **ends, "std": math.sqrt(spread)}
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"avg": statistics.fmean(values), **shares, **ends, "std": spread}
 
 
 def list_waits(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[float, float]]]:

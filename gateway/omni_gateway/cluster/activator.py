@@ -20,6 +20,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from omni_gateway.entries.holds import WAKE_S
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
 from omni_gateway.errors import GatewayError
 from omni_gateway.settings import GatewaySettingsError
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 1.0
 """Pause that a caller is asked for."""
-WAKE_S: Final = 2.0
-"""Pause between two attempts to wake the same pipeline."""
 THREADS: Final = 4
 MAX_CALLS: Final = 256
 """Further concurrent calls are refused by gRPC, with RESOURCE_EXHAUSTED."""
