@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,18 +71,45 @@ class ClientPod:
         return self.run("/tools/grpcurl", "-plaintext", *arguments, stdin=stdin, timeout_s=120)
 
     def run(self, *command: str, stdin: str = "", timeout_s: float = PATIENCE_S) -> str:
-        """Runs a program. Returns its output. Raises AssertionError if the program fails."""
-        return self._cluster.kubectl(
-            "exec", "--stdin", self._name, "--", *command, stdin=stdin, namespace=self._namespace, timeout_s=timeout_s
-        ).stdout
+        """Runs a program. Returns its whole output. Raises AssertionError if the program fails or needs too long.
+
+        `kubectl exec` may lose the end of what a program wrote just before it ended, and then succeeds
+        (kubernetes/kubernetes#124571). So whole.py runs the program, and ends once this side has read everything.
+        """
+        code = (_SUPPORT / "whole.py").read_text()
+        process = subprocess.Popen(
+            self._in_pod("python", "-c", code, *command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("kubectl has no pipes")
+        guard = threading.Timer(timeout_s, process.kill)
+        guard.start()
+        try:
+            asked = stdin.encode()
+            with contextlib.suppress(BrokenPipeError):  # kubectl says why on stderr, which the error below has.
+                process.stdin.write(b"%d\n%b" % (len(asked), asked))
+                process.stdin.flush()
+            size = process.stdout.readline()
+            answer = process.stdout.read(int(size)) if size else b""
+            _, errors = process.communicate()
+        finally:
+            guard.cancel()
+            process.kill()
+        if not size or len(answer) < int(size):
+            raise AssertionError(f"{command[0]} gave {len(answer)} of {size!r} bytes in {timeout_s} s: {errors!r}")
+        told = json.loads(answer)
+        if told["returncode"]:
+            raise AssertionError(f"{command} ended with {told['returncode']}: {told['stderr']}")
+        return str(told["stdout"])
 
     def start_python(self, script: str, arguments: object) -> subprocess.Popen[str]:
         """Starts a script of this folder with `arguments` as JSON. Closing the returned process's stdin ends it."""
         code = (_SUPPORT / script).read_text()
-        command = [str(self._cluster.binaries["kubectl"]), "--kubeconfig", str(self._cluster.kubeconfig)]
-        command += ["--namespace", self._namespace, "exec", "--stdin", self._name, "--"]
         return subprocess.Popen(
-            [*command, "python", "-c", code, json.dumps(arguments)],
+            self._in_pod("python", "-c", code, json.dumps(arguments)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -97,6 +126,11 @@ class ClientPod:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def _in_pod(self, *command: str) -> list[str]:
+        """Returns the arguments of kubectl that run a program in the pod."""
+        kubectl = [str(self._cluster.binaries["kubectl"]), "--kubeconfig", str(self._cluster.kubeconfig)]
+        return [*kubectl, "--namespace", self._namespace, "exec", "--stdin", self._name, "--", *command]
 
     def _manifest(self) -> Manifest:
         container = {
