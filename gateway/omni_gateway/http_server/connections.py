@@ -148,7 +148,8 @@ class StrictHttp(HttpToolsProtocol):
         coding = [value for name, value in self.headers if name == b"transfer-encoding"]
         if version not in _VERSIONS:
             return MalformedRequestError(f"HTTP/{version} is not read here; use HTTP/1.1.")
-        if sum(name == b"host" for name, _ in self.headers) > 1:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1:
             return MalformedRequestError("The header names several hosts; send one line `host`.")
         if self.parser.get_method() == b"CONNECT":
             return MalformedRequestError("The gateway is no proxy: CONNECT is refused.")
@@ -158,6 +159,8 @@ class StrictHttp(HttpToolsProtocol):
             return MalformedRequestError(
                 f"More than {PIPELINED} requests wait on this connection; read answers before you send more."
             )
+        if version == "1.1" and not hosts:
+            return MalformedRequestError("The header has no line `host`, which HTTP/1.1 requires; send one.")
         return None
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -7,6 +7,7 @@
     type beside anyOf                    -> the type in each alternative
     format: int32 and the like           -> minimum and maximum
     format: uuid4 and the like           -> a pattern
+    format: date, date-time              -> a pattern without 31 June, which xgrammar's own has
     format beside a pattern of zod 4     -> the pattern
 
 What is left as it is, forms/schema.py refuses by name.
@@ -51,6 +52,10 @@ _UUIDS: Final = {
     for version in range(1, 9)
 }
 """Formats of pydantic, each with the pattern of zod 4."""
+_AS_PATTERNS: Final = _UUIDS | {
+    "date": f"^{_DAY}$",
+    "date-time": rf"^{_DAY}T{_SECONDS}(?:\.\d{{1,9}})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$",
+}
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
 _GROUP: Final = f"{_HEX}{{1,4}}"
 _IPV6: Final = (
@@ -93,9 +98,11 @@ class Rewriter:
         _read_tuple(node)
         _bound_number(node)
         pattern, form = node.get("pattern"), node.get("format")
-        if isinstance(form, str) and "pattern" not in node and form in _UUIDS:
-            node["pattern"] = _UUIDS[form]
+        is_alone = node.keys().isdisjoint(("pattern", "maxLength")) and node.get("minLength", 1) == 1
+        if isinstance(form, str) and form in _AS_PATTERNS and is_alone:
+            node["pattern"] = _AS_PATTERNS[form]
             del node["format"]
+            node.pop("minLength", None)  # no text of these is empty
         elif isinstance(pattern, str) and isinstance(form, str) and (form in _LABELS or pattern in IMPLY.get(form, ())):
             del node["format"]
         if isinstance(node.get("anyOf"), list) and isinstance(node.get("type"), str):

@@ -89,6 +89,16 @@ def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarComp
         ({"type": "integer", "format": "uint8", "minimum": -5, "maximum": 900}, ["0", "255"], ["-1", "256"]),
         ({"type": "integer", "format": "int32", "exclusiveMinimum": 3}, ["4"], ["3", "2147483648"]),
         ({"type": ["integer", "null"], "format": "int64"}, ["9223372036854775807", "null"], ["9223372036854775808"]),
+        (
+            {"type": "string", "format": "date", "minLength": 1},
+            ['"2024-02-29"', '"2000-02-29"', '"2023-06-30"', '"2023-12-31"'],
+            ['"2023-06-31"', '"2023-02-29"', '"1900-02-29"', '"2023-13-01"', '"2023-00-10"', '"2023-1-10"', '""'],
+        ),
+        (
+            {"type": ["string", "null"], "format": "date-time"},
+            ['"2023-06-30T23:59:59Z"', '"2024-02-29T00:00:00.123456+05:30"', "null"],
+            ['"2023-06-31T00:00:00Z"', '"2023-06-30T24:00:00Z"', '"2023-06-30T00:00:00"', '"2023-06-30"'],
+        ),
         ({"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False}, ["[null, true]"], ["[null, 1]"]),
         ({"items": [{"type": "null"}], "additionalItems": {"type": "null"}}, ["[null, null]"], ["[null, true]"]),
         (

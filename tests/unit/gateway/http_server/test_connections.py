@@ -180,7 +180,7 @@ async def test_a_later_header_has_the_same_deadline_as_the_first(deadlines: list
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"0 bytes" in await reader.readuntil(b"lines")
         await wait_for_deadline(deadlines, 70)
-        writer.write(b"GET / HTTP/1.1\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n")
         (await wait_for_deadline(deadlines, 7)).end()
         assert await is_cut(reader)
         writer.close()
@@ -225,9 +225,9 @@ async def test_an_offer_of_another_protocol_is_ignored() -> None:
     async with serve(Bounds()) as port:
         for body in (b"7 bytes", b"", b"\r\nupgrade: 13"):
             reader, writer = await connect(port)
-            writer.write(b"POST / HTTP/1.1\r\n" + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\n" + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
             answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
-            assert answer.endswith(b"%d bytes, 3 lines" % len(body))
+            assert answer.endswith(b"%d bytes, 4 lines" % len(body))
             assert b"\r\nconnection: close\r\n" in answer
             writer.close()
 
@@ -238,11 +238,20 @@ async def test_an_offer_of_another_protocol_is_ignored() -> None:
         (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\na: " + b"b" * 5000 + b"\r\n\r\n", 431),
         (b"GET /" + b"b" * 5000 + b" HTTP/1.1\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\n\r\n" * 100, 400),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 10_000, 400),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"a:\r\n" * 10_000 + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * 100, 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 10_000, 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"a:\r\n" * 10_000 + b"\r\n", 400),
     ],
-    ids=["lines", "a line in one piece", "a path in one piece", "requests that wait", "small chunks", "trailers"],
+    ids=[
+        "lines",
+        "a line in one piece",
+        "a path in one piece",
+        "requests that wait",
+        "no host",
+        "small chunks",
+        "trailers",
+    ],
 )
 async def test_header_lines_and_pieces_are_limited(sent: bytes, status: int) -> None:
     async with serve(Bounds(header_bytes=4096)) as port:

@@ -75,7 +75,9 @@ async def test_a_client_that_never_reads_a_complete_answer_is_disconnected(conne
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
             await loop.sock_connect(client, ("127.0.0.1", port_of(server)))
-            await loop.sock_sendall(client, f"GET /much HTTP/1.1\r\nconnection: {connection}\r\n\r\n".encode())
+            await loop.sock_sendall(
+                client, f"GET /much HTTP/1.1\r\nhost: a\r\nconnection: {connection}\r\n\r\n".encode()
+            )
             await until(lambda: server.server_state.total_requests == 1)
             await until(lambda: not server.server_state.connections)
 
