@@ -2,8 +2,9 @@
 
 A request costs most at its beginning. A client that sends a thousand requests at once would fill the event loop with
 their beginnings, and the next client, such as a probe, could not even connect meanwhile: connections are accepted in
-their order, one in each turn of the loop. So after each beginning, the next one waits for PACE_S. Use from one event
-loop.
+their order, a few in each turn of the loop. So one begins every PACE_S. Where a turn of the loop takes longer, because
+answers stream, the next turn begins as many as are due: else a busy gateway would admit one request a turn. Use from
+one event loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Final
 
 PACE_S: Final = 0.001
 """Seconds between two beginnings. A beginning takes half of that, and a whole request longer than that."""
+BURST: Final = 8
+"""Maximum number of requests that begin in one turn of the loop."""
 WAITING: Final = 2048
 """Maximum number of requests that wait. If there are more, the client with the most loses its oldest."""
 
@@ -37,6 +40,8 @@ class Turns:
         """In the order in which the clients come next."""
         self._count = 0
         self._pacing = False
+        self._last_s = 0.0
+        """When the last ones began, by the loop's clock."""
 
     def __len__(self) -> int:
         return self._count
@@ -45,7 +50,7 @@ class Turns:
         """Begin a request of this client, now if no other one has just begun."""
         if not self._pacing:
             self._pacing = True
-            asyncio.get_running_loop().call_later(PACE_S, self._next)
+            self._pace()
             request.begin()
             return
         if self._count == WAITING:
@@ -54,12 +59,20 @@ class Turns:
         self._waiting.setdefault(client, deque()).append(request)
         self._count += 1
 
+    def _pace(self) -> float:
+        """Returns the seconds since the last call, and arranges for the next ones."""
+        loop = asyncio.get_running_loop()
+        passed_s, self._last_s = loop.time() - self._last_s, loop.time()
+        loop.call_later(PACE_S, self._next)
+        return passed_s
+
     def _next(self) -> None:
         if not self._count:
             self._pacing = False
             return
-        asyncio.get_running_loop().call_later(PACE_S, self._next)
-        self._pop(next(iter(self._waiting))).begin()
+        due = min(int(self._pace() / PACE_S), BURST, self._count)
+        for _ in range(max(due, 1)):
+            self._pop(next(iter(self._waiting))).begin()
 
     def _pop(self, client: str) -> Waiting:
         """Returns the oldest request of a client, whose next one then comes behind those of all others."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
 import pytest
 
@@ -25,6 +27,19 @@ async def test_clients_begin_in_turn() -> None:
     await until(lambda: not turns._pacing)
     turns.enter("d", Waiting(lambda: begun.append("d"), pytest.fail))
     assert begun[-1] == "d", "it does not wait if no other one has just begun"
+
+
+async def test_a_slow_turn_of_the_loop_begins_what_is_due() -> None:
+    """While answers stream, a turn takes longer than the pause between two beginnings."""
+    turns, begun, looks = Turns(), [], [1]
+    for number in range(2 * module.BURST + 1):
+        turns.enter("a", Waiting(lambda number=number: begun.append(number), pytest.fail))  # type: ignore[misc]
+    while len(begun) < 2 * module.BURST + 1:
+        time.sleep(2 * module.BURST * module.PACE_S)  # noqa: ASYNC251 streams occupy the loop too
+        await asyncio.sleep(0)
+        looks.append(len(begun))
+    assert begun == sorted(begun)
+    assert max(now - before for before, now in itertools.pairwise(looks)) == module.BURST
 
 
 async def test_the_client_with_the_most_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
