@@ -1,7 +1,8 @@
 """A spoken question to three unlike stages on a real node: Whisper, a text model and a voice, all with trained weights.
 
 The voice comes from a folder of a repository of the hub, the others from a volume. Whisper, in the test's process,
-judges the spoken answer. Without the weights of `make demo TALK=1`, the test is skipped by name.
+judges the spoken answer. Without the weights of `make demo TALK=1`, the tests are skipped by name. Also the image of
+the demo, which asks and speaks in one container.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import yaml
 from omni_cli.commands.demo import ASSETS
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
+from support.cluster.node.images import DEMO_IMAGE
 from support.cluster.workload import SAMPLES, delete_pipeline
 from support.controlplane.pipelines import wait_settled
-from support.controlplane.server.api import Api
+from support.controlplane.server.api import Api, eventually
 from support.models.hub import Hub
 from support.models.real_weights import (
     PARAGRAPHS,
@@ -115,3 +117,47 @@ def test_fifty_sentences_read_aloud_at_once_are_understood(
     }
     spoken = json.loads(client.run("python", "-c", READ_ALOUD, stdin=json.dumps(asked), timeout_s=300))
     assert count_misheard([read_wav(base64.b64decode(one)) for one in spoken]) <= 0.03
+
+
+def test_the_image_of_the_demo_answers_aloud(cluster: Cluster, speech: Api, models: Path) -> None:
+    """Any user may run it. The weights come from a volume at /cache, and the answers go to one at /out."""
+    shared = models / "demo"
+    for name in ("smollm2-135m-instruct", "en-us-joe-medium"):
+        folder = find_weights(name)
+        shutil.copytree(folder, shared / "cache/omnipipeline/weights" / folder.name, copy_function=link_or_copy)
+    (shared / "out").mkdir()
+    for folder in (shared / "cache", shared / "out"):
+        folder.chmod(0o777)
+    cluster.images.build(DEMO_IMAGE)
+    mounts = [{"name": "models", "mountPath": f"/{one}", "subPath": f"demo/{one}"} for one in ("cache", "out")]
+    container = {
+        "name": "demo",
+        "image": DEMO_IMAGE,
+        "imagePullPolicy": "Never",
+        "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 4321, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "demo", "namespace": "speech"}, "spec": spec}
+    try:
+        speech.apply(pod)
+        ended = ("Succeeded", "Failed")
+        eventually(
+            lambda: speech.get("Pod", "demo")["status"]["phase"] in ended, why="the demo ends", timeout_s=600
+        )
+        log = cluster.kubectl("logs", "demo", namespace="speech").stdout
+        assert speech.get("Pod", "demo")["status"]["phase"] == "Succeeded", log
+        answer = shared / "out" / "capital"
+        said = split_words((answer / "text.txt").read_text())
+        assert "tokyo" in said
+        heard = transcribe(find_weights("whisper-base"), *read_wav((answer / "speech.wav").read_bytes()))
+        assert "tokyo" in split_words(heard)
+    finally:
+        speech.delete("Pod", "demo")
+        shutil.rmtree(shared, ignore_errors=True)

@@ -23,7 +23,8 @@ from support.processes.build_cache import say
 ROOT = Path(__file__).resolve().parents[4]
 BASE_IMAGE = "docker.io/library/python:3.11-slim-bookworm"
 OPERATOR_IMAGE, STAGE_IMAGE = "localhost/omnipipeline-operator:e2e", "localhost/omnipipeline-stage:e2e"
-_TARGETS = {OPERATOR_IMAGE: "operator", STAGE_IMAGE: "stage-cpu"}
+DEMO_IMAGE = "localhost/omnipipeline-demo:e2e"
+_TARGETS = {OPERATOR_IMAGE: "operator", STAGE_IMAGE: "stage-cpu", DEMO_IMAGE: "demo"}
 _MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 # What the official image has besides Debian's minimum: Python with venv, and certificates.
 _BASE_PACKAGES = "ca-certificates,libpython3-stdlib,python3,python3-venv"
@@ -82,7 +83,7 @@ class Images:
         self._make_base()
         self._start_buildkit()
         try:
-            for image in images or tuple(_TARGETS):
+            for image in images or (OPERATOR_IMAGE, STAGE_IMAGE):
                 say(f"building {image}")
                 self._build(image, _TARGETS[image])
         finally:
