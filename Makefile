@@ -123,7 +123,7 @@ chart: setup ## Regenerate the chart's values.schema.json and README, and its co
 manifests: chart ## Regenerate manifests/operator.yaml from the chart (builds helm once)
 	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) tools/render_manifests.py --helm "$$helm"
 
-dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
+dashboards: setup ## Regenerate dashboards, alert rules and tables of docs
 	@$(PY) -m tools.observability
 
 goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for samples, or their digest

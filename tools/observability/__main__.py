@@ -23,7 +23,8 @@ from tools.observability.rules.rule import render_rules
 
 ROOT = Path(__file__).parents[2]
 CHART_FILES = ROOT / "helm" / "omnipipeline" / "files"
-PAGE = ROOT / "docs" / "observability.md"
+ALERTS_PAGE = ROOT / "docs" / "observability.md"
+METRICS_PAGE = ROOT / "docs" / "reference" / "metrics.md"
 DASHBOARDS = {"pipelines": PIPELINE_DASHBOARD, "operator": OPERATOR_DASHBOARD, "gateway": GATEWAY_DASHBOARD}
 
 
@@ -36,9 +37,9 @@ def render() -> dict[Path, str]:
         "operator metrics": render_tables(collect_operator_metrics()),
         "gateway metrics": render_tables(collect_gateway_metrics()),
         "vllm metrics": render_vllm_table(),
-        "alerts": render_alerts(),
     }
-    files[PAGE] = fill_page(PAGE.read_text(), tables)
+    files[METRICS_PAGE] = fill_page(METRICS_PAGE.read_text(), tables)
+    files[ALERTS_PAGE] = fill_page(ALERTS_PAGE.read_text(), {"alerts": render_alerts()})
     return files
 
 

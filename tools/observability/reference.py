@@ -1,4 +1,4 @@
-"""Renders the metric tables of docs/observability.md, from the metrics that the processes register and a list of
+"""Renders the tables of docs/reference/metrics.md, from the metrics that the processes register and a list of
 vLLM's."""
 
 from __future__ import annotations
