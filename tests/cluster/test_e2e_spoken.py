@@ -148,9 +148,7 @@ def test_the_image_of_the_demo_answers_aloud(cluster: Cluster, speech: Api, mode
     try:
         speech.apply(pod)
         ended = ("Succeeded", "Failed")
-        eventually(
-            lambda: speech.get("Pod", "demo")["status"]["phase"] in ended, why="the demo ends", timeout_s=600
-        )
+        eventually(lambda: speech.get("Pod", "demo")["status"]["phase"] in ended, why="the demo ends", timeout_s=600)
         log = cluster.kubectl("logs", "demo", namespace="speech").stdout
         assert speech.get("Pod", "demo")["status"]["phase"] == "Succeeded", log
         answer = shared / "out" / "capital"
