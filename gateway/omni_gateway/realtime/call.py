@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ from omni_gateway.realtime.state.effects import (
     Transcribe,
     report_limits,
 )
-from omni_gateway.realtime.state.response import Ended, Failed
+from omni_gateway.realtime.state.response import Ended, Failed, Output
 from omni_gateway.realtime.state.session import Session
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,11 @@ GOING_AWAY: Final = 1001
 """RFC 6455's codes: of the end of a session's time or of a gateway that leaves; of an error; of a full gateway."""
 FAILED: Final = 1011
 OVERLOADED: Final = 1013
+_FAILED: Final = "The gateway failed; its log has the reason, with the session's x-request-id."
 WAITING_EVENTS: Final = 32
 """Events that may wait to be sent before no more is read from the pipeline."""
+TOO_LONG: Final = frozenset(("context_length_exceeded", "string_above_max_length"))
+"""Codes of prompts that are too long, for the model or for maxPromptChars."""
 CHECK_S: Final = 0.5
 """How often a session looks whether its time is over, or whether the gateway leaves."""
 
@@ -101,7 +104,7 @@ class RealtimeCall:
             code = 0
         except Exception:
             log.exception("session failed", extra={"request_id": self._call.id})
-            code, reason = FAILED, "The gateway failed; its log has the reason, with the session's x-request-id."
+            code, reason = FAILED, _FAILED
         finally:
             await _end([*main, *self._responses.values(), *self._others])
             self._gateway.metrics.sessions.dec()
@@ -127,7 +130,9 @@ class RealtimeCall:
                 if isinstance(event, SessionUpdate):
                     await learn_writer(self._gateway, self._call, self._session.abilities, event.session)
                 effects = self._session.receive(event)
-                if isinstance(event, Commit | Clear) and self._detector is not None:
+                if self._session.config.audio.input.turn_detection is None:
+                    self._detector = None  # it misses the audio until it is wanted again
+                elif isinstance(event, Commit | Clear) and self._detector is not None:
                     self._detector.reset()
             except EventError as error:
                 effects = [self._session.refuse(error.error, error.event_id)]
@@ -166,9 +171,10 @@ class RealtimeCall:
 
     async def _listen(self, effect: Listen) -> None:
         detector, format = self._detector, self._session.buffer.format
-        if detector is None or detector.settings != effect.settings or detector.format != format:
+        if detector is None or detector.format != format:
             early_ms = self._gateway.settings.realtime.early_silence_ms
             detector = self._detector = Detector(effect.settings, format, effect.start_ms, early_ms)
+        detector.use(effect.settings)  # a turn of the user that is in progress continues
         async for turn in detector.add(effect.data):
             self._do(self._session.turn(turn))
 
@@ -211,7 +217,7 @@ class RealtimeCall:
         try:
             leave, limits = self._ration.enter()
             told = report_limits(limits)
-            async with aclosing(ask_pipeline(self._gateway, call, ask)) as outputs:
+            async with aclosing(self._ask(call, ask)) as outputs:
                 if release is None:
                     self._do(told)
                 async for output in outputs:
@@ -228,7 +234,7 @@ class RealtimeCall:
             error = found
         except Exception:
             log.exception("response failed", extra={"request_id": call.id})
-            error = InternalError("The gateway failed; its log has the reason, with the session's x-request-id.")
+            error = InternalError(_FAILED)
         finally:
             if leave is not None:
                 leave(call.audio_seconds)
@@ -243,6 +249,21 @@ class RealtimeCall:
         elif error is not None:
             failed = Failed(error.type, error.specific_code or error.code, error.message)
             self._do(self._session.answer(ask.response_id, failed))
+
+    async def _ask(self, call: Call, ask: Ask) -> AsyncGenerator[Output, None]:
+        """Yields what the pipeline returns. While the conversation is too long, it is asked again without the oldest
+        turns. Raises GatewayError."""
+        while True:
+            try:
+                async with aclosing(ask_pipeline(self._gateway, call, ask)) as outputs:
+                    async for output in outputs:
+                        yield output
+                return
+            except GatewayError as error:
+                prompt = self._session.shorten(ask.response_id) if error.specific_code in TOO_LONG else None
+                if prompt is None:
+                    raise
+                ask = replace(ask, prompt=prompt)
 
     def _record(self, call: Call, status: str, error: GatewayError | None) -> None:
         """Count a response, and log it as a request is logged."""
@@ -267,6 +288,9 @@ class RealtimeCall:
                     self._do(self._session.transcribe(effect.item_id, piece))
         except GatewayError as error:
             self._do(self._session.transcribe(effect.item_id, Heard("", error=error)))
+        except Exception:
+            log.exception("transcript failed", extra={"request_id": call.id})
+            self._do(self._session.transcribe(effect.item_id, Heard("", error=InternalError(_FAILED))))
         finally:
             if leave is not None:
                 leave(0.0)

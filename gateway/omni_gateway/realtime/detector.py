@@ -89,7 +89,6 @@ class Detector:
 
     def __init__(self, settings: TurnDetection, format: AudioFormat, start_ms: float, early_ms: int = 0) -> None:
         """start_ms: position of the first audio in the session's. early_ms: see TurnDetector."""
-        self.settings = settings
         self.format = format
         self._turns = TurnDetector(settings, start_ms, early_ms)
         self._resampler = Resampler(format.rate_hz, RATE_HZ)
@@ -117,6 +116,10 @@ class Detector:
         """Bytes of audio, of whole samples, until the next frame is complete."""
         samples = (FRAME_BYTES - len(self._samples)) / 2
         return 2 * math.ceil(samples * 1000 / RATE_HZ * self.format.bytes_per_ms / 2)
+
+    def use(self, settings: TurnDetection) -> None:
+        """Follow further audio with these settings."""
+        self._turns.use(settings)
 
     def reset(self) -> None:
         """End the user's turn without a report."""

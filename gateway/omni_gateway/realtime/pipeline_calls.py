@@ -226,7 +226,8 @@ async def learn_writer(gateway: Gateway, call: Call, abilities: Abilities, wishe
     with contextlib.suppress(GatewayError):  # the session then shows that it writes nothing down
         model, pipeline = find_pipeline(call.rights.filter(gateway.pipelines.list_pipelines()), name)
         if Abilities(model, await gateway.entries.facts(pipeline), {}).transcribes:
-            abilities.writers[name] = model
+            # Its id too, because later updates begin with the session that the client was sent.
+            abilities.writers[name] = abilities.writers[model] = model
 
 
 async def _find(gateway: Gateway, call: Call) -> tuple[ServedPipeline, EntryFacts]:

@@ -1,4 +1,4 @@
-"""OpenAI's client for Python, unmodified, holds calls with real engines: turns, an interruption, errors, a cut answer.
+"""OpenAI's client for Python, unmodified, holds calls with real engines: turns, an interruption, errors, long calls.
 
 Each event is checked against the client's own types, and their order as LiveKit's agents rely on it.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from typing import Any
 
 import httpx
 import pytest
 
+from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.settings import GatewaySettings, RealtimeSettings
 from support.media.spoken import speech_24k
+from support.peers.gateways import serve_gateway
 from support.peers.realtime_events import Caller, call
+from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
@@ -143,3 +148,63 @@ async def test_a_call_has_more_turns_than_a_request_may_have_media(tiny_gateway:
         assert tokens[:8] == sorted(tokens[:8])
         assert tokens[8] < tokens[7], "the older half is not heard again"
         assert "error" not in [one["type"] for one in caller.events]
+
+
+async def test_a_conversation_that_is_too_long_for_the_model_loses_its_oldest_turns(
+    tiny_gateway: str,
+) -> None:
+    async with call(tiny_gateway, model=MODEL) as caller:
+        session: Any = {"type": "realtime", "output_modalities": ["text"], "max_output_tokens": 3}
+        await caller.connection.session.update(session=session)
+
+        async def answer(words: int) -> dict[str, Any]:
+            await say(caller, "word " * words)
+            await caller.connection.response.create()
+            done: dict[str, Any] = (await caller.until("response.done"))["response"]
+            return done
+
+        words = 50 * 500 // (await answer(50))["usage"]["input_tokens"]
+        tokens = []
+        for _ in range(8):  # of about 500 tokens, for a model that reads 2,048
+            done = await answer(words)
+            assert done["status"] in ("completed", "incomplete"), done["status_details"]
+            tokens.append(done["usage"]["input_tokens"])
+        assert max(tokens) <= 2048
+        assert tokens != sorted(tokens), "some turns were left out"
+        await caller.connection.session.update(session={"type": "realtime", "truncation": "disabled"})
+        ends = [(await answer(words))["status_details"] for _ in range(4)]
+        assert ends[-1]["error"]["code"] == "context_length_exceeded"
+        assert "error" not in [one["type"] for one in caller.events]
+
+
+async def test_a_call_of_twenty_spoken_turns_stays_within_its_bounds(tiny_pipeline: RunningPipeline) -> None:
+    """The session may hold a megabyte, and hears 2.9: the oldest audio is forgotten, and its transcript stays."""
+    most = 1 << 20
+    settings = GatewaySettings(realtime=RealtimeSettings(session_bytes=most))
+    served = ServedPipeline(MODEL, f"grpc://{tiny_pipeline.endpoint}")
+    kind = "conversation.item.input_audio_transcription.completed"
+    with serve_gateway(served, settings=settings) as url:
+        async with call(url, model=MODEL) as caller:
+            audio: Any = {"input": {"transcription": {"model": "whisper-1"}}}
+            session: Any = {"type": "realtime", "max_output_tokens": 5, "audio": audio}
+            await caller.connection.session.update(session=session)
+            for _ in range(20):
+                await speak(caller, speech_24k())
+                done = (await caller.until("response.done"))["response"]
+                assert done["status"] in ("completed", "incomplete"), done["status_details"]
+            while [one["type"] for one in caller.events].count(kind) < 20:
+                await caller.next()
+            written = {one["item_id"]: one["transcript"] for one in caller.events if one["type"] == kind}
+            committed = "input_audio_buffer.committed"
+            ids = [one["item_id"] for one in caller.events if one["type"] == committed]
+            assert sorted(ids) == sorted(written)
+            kept = []
+            for id in ids:
+                await caller.connection.conversation.item.retrieve(item_id=id)
+                (part,) = (await caller.until("conversation.item.retrieved"))["item"]["content"]
+                assert (part["transcript"] or "") == written[id]
+                kept.append(len(base64.b64decode(part.get("audio", ""))))
+            assert sum(kept) <= most
+            assert [bool(one) for one in kept] == sorted(bool(one) for one in kept), "the oldest is forgotten first"
+            assert kept[0] == 0 < kept[-1]
+            assert "error" not in [one["type"] for one in caller.events]

@@ -1,4 +1,4 @@
-"""The events that a client sends, with OpenAI's field names. Fields that no event has are ignored."""
+"""The events that a client sends, with OpenAI's field names. Other fields are ignored; null means absent."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, cast
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from omni_gateway.api.body_route import CHAR_BYTES, validate_body
 from omni_gateway.api.errors import describe_validation
 from omni_gateway.errors import GatewayError, InvalidRequestError
 from omni_gateway.media.read import decode_base64
+from omni_gateway.openai.body import Body
 from omni_gateway.openai.json_body import Hold, parse_json
 
 MAX_AUDIO_BYTES: Final = 16 << 20
@@ -21,7 +22,7 @@ MAX_METADATA: Final = (16, 64, 512)
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
-class ClientEvent(BaseModel):
+class ClientEvent(Body):
     """Base of the events."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -38,15 +39,15 @@ class SessionUpdate(ClientEvent):
 
 def _decode(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError("Input should be base64")
-    return decode_base64(value, param="audio", max_bytes=MAX_AUDIO_BYTES)
+        raise InvalidRequestError("audio is base64, as a text.", param="audio", code="invalid_type")
+    return decode_base64(value, param="audio", max_bytes=MAX_AUDIO_BYTES) if value else b""
 
 
 class Append(ClientEvent):
     """Adds audio to the input buffer."""
 
     audio: Annotated[bytes, BeforeValidator(_decode)]
-    """In the session's input format. It is sent in base64."""
+    """In the session's input format. It is sent in base64; "" adds nothing."""
 
 
 class Commit(ClientEvent):
@@ -133,7 +134,9 @@ def read_event(text: str, max_chars: int, hold: Hold) -> ClientEvent:
         raise EventError(InvalidRequestError("An event is a JSON object.", code="invalid_json"), None)
     given = value.get("event_id")
     event_id = given[:512] if isinstance(given, str) else None
-    kind = value.get("type")
+    if (kind := value.get("type")) is None:
+        missing = InvalidRequestError("An event has a 'type'.", param="type", code="missing_required_parameter")
+        raise EventError(missing, event_id)
     model = TYPES.get(kind) if isinstance(kind, str) else None
     if model is None:
         known = ", ".join(TYPES)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from omni_gateway.api.errors import describe_validation
 from omni_gateway.entries.connections import EntryFacts
@@ -32,6 +32,10 @@ TRANSCRIPTION: Final = "transcription"
 _NULLABLE: Final = frozenset(("turn_detection", "transcription"))
 """Fields for which null is a value. Elsewhere it leaves a field as it was."""
 _DEPTH: Final = 4
+RETAINED: Final = 0.5
+"""Share of a conversation that is kept with truncation "auto". A smaller one drops more than needed; a larger one does
+so more often, and each time the cached prefix is lost."""
+TOOL_CHOICES: Final = ("auto", "none", "required")
 
 
 class _Part(BaseModel):
@@ -43,6 +47,7 @@ class AudioFormat(_Part):
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: int | None = None
+    """What the client says. None in what holds, because it follows from the type."""
 
     @property
     def rate_hz(self) -> int:
@@ -112,28 +117,62 @@ class FunctionTool(_Part):
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
+    def view(self) -> dict[str, Any]:
+        """Returns the function as clients see it."""
+        return {name: value for name, value in self if value is not None}
 
-def _drop_others(tools: Any) -> Any:
-    """Returns the tools without those that only OpenAI's own models call, such as MCP servers."""
+
+_OTHER: Final = FunctionTool(name="other")
+"""Stands for a tool that only OpenAI's own models call, such as an MCP server, until the tools are read: errors number
+them as the client does."""
+
+
+def _mark_others(tools: Any) -> Any:
     if not isinstance(tools, list):
         return tools
-    return [one for one in tools if not isinstance(one, dict) or one.get("type", "function") == "function"]
+    kinds = [one.get("type") or "function" if isinstance(one, dict) else "" for one in tools]
+    return [
+        {**one, "type": kind} if kind == "function" else _OTHER if kind else one
+        for one, kind in zip(tools, kinds, strict=True)
+    ]
+
+
+def _drop_others(tools: list[FunctionTool]) -> list[FunctionTool]:
+    return [one for one in tools if one is not _OTHER]
+
+
+class Retention(_Part):
+    """How much of a conversation is kept that has become too long."""
+
+    type: Literal["retention_ratio"] = "retention_ratio"
+    retention_ratio: Annotated[float, Field(ge=0, le=1)]
 
 
 class Config(_Part):
     """What holds in a session, or in one response."""
 
     instructions: str = ""
-    output_modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2)] = ["audio"]
+    output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] = ["audio"]
     audio: Audio = Audio()
-    tools: Annotated[list[FunctionTool], BeforeValidator(_drop_others), Field(max_length=128)] = []
+    tools: Annotated[
+        list[FunctionTool], BeforeValidator(_mark_others), Field(max_length=128), AfterValidator(_drop_others)
+    ] = []
     tool_choice: str | dict[str, Any] = "auto"
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | Literal["inf"] = "inf"
+    truncation: Literal["auto", "disabled"] | Retention = "auto"
+    """What happens to a conversation that has become too long for the model."""
 
     @property
     def speaks(self) -> bool:
         """Whether answers are spoken."""
         return "audio" in self.output_modalities
+
+    @property
+    def retained(self) -> float | None:
+        """Share of a conversation that has become too long which is kept; None keeps all of it."""
+        if isinstance(self.truncation, Retention):
+            return self.truncation.retention_ratio
+        return RETAINED if self.truncation == "auto" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +209,7 @@ def first_config(abilities: Abilities, wishes: Mapping[str, Any]) -> Config:
 
 def read_kind(session: Mapping[str, Any]) -> str:
     """Returns the type of a session: REALTIME or TRANSCRIPTION. Raises InvalidRequestError."""
-    kind = session.get("type", REALTIME)
+    kind = session.get("type") or REALTIME
     if kind not in (REALTIME, TRANSCRIPTION):
         raise InvalidRequestError("session.type is 'realtime' or 'transcription'.", param="session.type")
     return str(kind)
@@ -195,7 +234,7 @@ def merge(config: Config, wishes: Mapping[str, Any], abilities: Abilities, param
         found = error.errors(include_url=False, include_input=False)
         located = [{**one, "loc": ("body", param, *one["loc"])} for one in found]
         raise describe_validation(RequestValidationError(located, body={param: dict(wishes)})) from None
-    return _map(merged, abilities, param)
+    return _map(merged, abilities, wishes, param)
 
 
 def _merge(old: dict[str, Any], new: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -204,12 +243,13 @@ def _merge(old: dict[str, Any], new: Mapping[str, Any], depth: int) -> dict[str,
         if value is None and name not in _NULLABLE:
             continue
         before = found.get(name)
-        both = depth and isinstance(value, Mapping) and isinstance(before, dict) and name not in ("tools", "voice")
+        is_whole = not depth or name in ("tool_choice", "voice")
+        both = not is_whole and isinstance(value, Mapping) and isinstance(before, dict)
         found[name] = _merge(before or {}, value, depth - 1) if both else value
     return found
 
 
-def _map(config: Config, abilities: Abilities, param: str) -> Config:
+def _map(config: Config, abilities: Abilities, wishes: Mapping[str, Any], param: str) -> Config:
     facts, audio = abilities.facts, config.audio
     for side, wanted in (("input", audio.input.format), ("output", audio.output.format)):
         if wanted.rate not in (None, wanted.rate_hz):
@@ -226,17 +266,19 @@ def _map(config: Config, abilities: Abilities, param: str) -> Config:
         own = abilities.model if abilities.transcribes else None
         writer = abilities.writers.get(transcription.model or "", own)
         transcription = transcription.model_copy(update={"model": writer}) if writer else None
-    taken = AudioInput(format=audio.input.format, transcription=transcription, turn_detection=detection)
-    output = AudioOutput(format=audio.output.format, voice=_pick_voice(audio.output.voice, abilities, param))
+    taken, given = (AudioFormat(type=one.format.type) for one in (audio.input, audio.output))
+    voice = _pick_voice(audio.output.voice, abilities, param)
     can_speak = "audio" in facts.modalities or not facts.modalities
     speaks = can_speak and (config.speaks or "text" not in facts.modalities)
-    tools = config.tools if facts.calls_tools else []
     return config.model_copy(
         update={
             "output_modalities": ["audio"] if speaks else ["text"],
-            "audio": Audio(input=taken, output=output),
-            "tools": tools,
-            "tool_choice": _pick_tool_choice(config.tool_choice, tools, param),
+            "audio": Audio(
+                input=AudioInput(format=taken, transcription=transcription, turn_detection=detection),
+                output=AudioOutput(format=given, voice=voice),
+            ),
+            "tools": config.tools if facts.calls_tools else [],
+            "tool_choice": _pick_tool_choice(config, wishes, param) if facts.calls_tools else "auto",
         }
     )
 
@@ -255,11 +297,14 @@ def _pick_voice(wanted: str | dict[str, Any], abilities: Abilities, param: str) 
         raise
 
 
-def _pick_tool_choice(wanted: str | dict[str, Any], tools: list[FunctionTool], param: str) -> str | dict[str, Any]:
-    if not tools or wanted in ("auto", "none", "required"):
-        return wanted if tools and isinstance(wanted, str) else "auto"
+def _pick_tool_choice(config: Config, wishes: Mapping[str, Any], param: str) -> str | dict[str, Any]:
+    wanted = config.tool_choice
+    if wanted in TOOL_CHOICES:
+        return wanted
     name = wanted.get("name") if isinstance(wanted, dict) else None
-    if name not in [one.name for one in tools]:
+    if name not in [one.name for one in config.tools]:
+        if wishes.get("tool_choice") is None or (isinstance(wanted, dict) and wanted.get("type") == "mcp"):
+            return "auto"  # what it named went with the earlier tools, or was never there
         raise InvalidRequestError(
             "tool_choice is 'auto', 'none', 'required' or {type: function, name} of one of the tools.",
             param=f"{param}.tool_choice",
@@ -286,11 +331,11 @@ def view_session(config: Config, kind: str, id: str, model: str, expires_at: int
         "model": model,
         "output_modalities": list(config.output_modalities),
         "instructions": config.instructions,
-        "tools": [one.model_dump(exclude_none=True) for one in config.tools],
+        "tools": [one.view() for one in config.tools],
         "tool_choice": config.tool_choice,
         "max_output_tokens": config.max_output_tokens,
         "tracing": None,
-        "truncation": "auto",
+        "truncation": config.truncation if isinstance(config.truncation, str) else config.truncation.model_dump(),
         "prompt": None,
         "expires_at": expires_at,
         "audio": {"input": heard, "output": view_output(config)},

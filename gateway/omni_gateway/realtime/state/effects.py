@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_gateway.errors import GatewayError
+from omni_gateway.errors import GatewayError, answer_error
 from omni_gateway.realtime.state.config import Config, Transcription, TurnDetection
 from omni_gateway.realtime.state.items import Content
 from omni_gateway.realtime.state.prompt import Prompt
@@ -83,3 +83,17 @@ def report_limits(limits: Mapping[str, str]) -> list[Effect]:
     limit, remaining, reset = (limits[f"x-ratelimit-{one}-requests"] for one in ("limit", "remaining", "reset"))
     shown = {"limit": int(limit), "remaining": int(remaining), "reset_seconds": float(reset.removesuffix("s"))}
     return [Send({"type": "rate_limits.updated", "rate_limits": [{"name": "requests", **shown}]})]
+
+
+def view_heard(item_id: str, heard: Heard) -> dict[str, Any]:
+    """Returns the event of what the pipeline wrote down of an item's audio."""
+    place = {"item_id": item_id, "content_index": 0}
+    kind = "conversation.item.input_audio_transcription"
+    if heard.error is not None:
+        error = answer_error(heard.error).body["error"]
+        # OpenAI's agents SDK knows no null here.
+        shown = {name: value for name, value in error.items() if value is not None}
+        return {"type": f"{kind}.failed", **place, "error": shown}
+    if heard.usage is None:
+        return {"type": f"{kind}.delta", **place, "delta": heard.text}
+    return {"type": f"{kind}.completed", **place, "transcript": heard.text, "usage": dict(heard.usage)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from omni_gateway.errors import InvalidRequestError
@@ -32,6 +33,9 @@ _ROLES["user"]["input_image"] = "input_image"
 _ROLES["developer"] = _ROLES["system"]
 _OVERHEAD: Final = 512
 """Memory of a part or an item besides its texts, in bytes."""
+_TOKEN_CHARS, _TOKEN_MS, _IMAGE_TOKENS = 4, 60, 512
+"""What takes about a token: characters of text, milliseconds of audio; and the tokens of an image. They only weigh the
+turns of a conversation against each other."""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,15 @@ class Content:
     """The user's audio, in `format`. The audio of answers is not kept."""
     format: AudioFormat = field(default_factory=AudioFormat)
     detail: str | None = None
+
+    @property
+    def tokens(self) -> float:
+        """Rough number of tokens in a prompt."""
+        if self.type == "input_image":
+            return _IMAGE_TOKENS
+        if self.audio:
+            return len(self.audio) / self.format.bytes_per_ms / _TOKEN_MS
+        return len(self.text) / _TOKEN_CHARS
 
     def view(self, *, with_audio: bool = False) -> dict[str, Any]:
         """Returns the part as clients see it."""
@@ -77,6 +90,10 @@ class Item:
     status: str = "completed"
     spoken: Spoken | None = None
     """What an answer with audio consists of, so that it can be cut."""
+    heard_ms: float | None = None
+    """How much of that audio the user has heard, if the client has said so."""
+    is_left_out: bool = False
+    """Whether prompts do not have it any more, because the conversation was too long."""
 
     def view(self, *, with_audio: bool = False) -> dict[str, Any]:
         """Returns the item as clients see it. with_audio: with the user's audio."""
@@ -99,13 +116,36 @@ class Item:
         texts = len(self.arguments) + len(self.output) + sum(len(one.text) for one in self.content)
         return _OVERHEAD * (1 + len(self.content)) + 4 * texts + sum(len(one.audio) for one in self.content)
 
+    @property
+    def tokens(self) -> float:
+        """Rough number of tokens in a prompt."""
+        texts = len(self.name) + len(self.arguments) + len(self.output)
+        return texts / _TOKEN_CHARS + sum(one.tokens for one in self.content)
+
+    def truncate(self, end_ms: float, pace: float | None) -> int:
+        """Cut an answer to what was heard up to this time. pace: see Spoken.cut. Returns the time that holds: no audio
+        came after its end, and what was cut does not come back. Raises InvalidRequestError."""
+        if self.spoken is None:
+            raise InvalidRequestError(
+                "Only model output audio messages can be truncated.", param="item_id", code="unsupported_content_type"
+            )
+        # Clients count the time since the first audio, which may be longer than the audio.
+        self.heard_ms = min(end_ms, self.spoken.audio_ms or end_ms, end_ms if self.heard_ms is None else self.heard_ms)
+        self.cut(pace)
+        return int(self.heard_ms)
+
+    def cut(self, pace: float | None) -> None:
+        """Cut the text of an answer to what was heard, if the client has said how much that is."""
+        if self.spoken is not None and self.heard_ms is not None:
+            self.content[0].text = self.spoken.cut(self.heard_ms, pace)
+
 
 def read_item(given: Mapping[str, Any], id: str, format: AudioFormat, max_bytes: int, param: str) -> Item:
     """Returns the item that a client sent. id: for an item without one. format: of its audio. param: its field.
 
     Raises InvalidRequestError and TooLargeError.
     """
-    kind = given.get("type", "message")
+    kind = given.get("type") or "message"
     item = Item(_text(given, "id", param) or id, str(kind)[:64])
     if len(item.id) > 512:
         raise InvalidRequestError("id has more than 512 characters.", param=f"{param}.id")
@@ -115,7 +155,7 @@ def read_item(given: Mapping[str, Any], id: str, format: AudioFormat, max_bytes:
         item.call_id = _text(given, "call_id", param) or f"call_{item.id}"
         item.name, item.arguments = _needed(given, "name", param), _text(given, "arguments", param)
     elif kind == "message":
-        item.role = str(given.get("role"))[:64]
+        item.role = _needed(given, "role", param)[:64]
         item.content = list(_read_content(item.role, given.get("content"), format, max_bytes, param))
         item.role = "system" if item.role == "developer" else item.role
     else:
@@ -128,6 +168,8 @@ def read_item(given: Mapping[str, Any], id: str, format: AudioFormat, max_bytes:
 def _read_content(role: str, given: Any, format: AudioFormat, max_bytes: int, param: str) -> Iterator[Content]:
     if role not in _ROLES:
         raise InvalidRequestError(f"{param}.role is {role!r}; use user, system or assistant.", param=f"{param}.role")
+    if given is None:
+        raise _missing(f"{param}.content")
     parts = [{"type": "text", "text": given}] if isinstance(given, str) else given
     if not isinstance(parts, list) or len(parts) > MAX_PARTS:
         raise InvalidRequestError(
@@ -144,9 +186,13 @@ def _read_content(role: str, given: Any, format: AudioFormat, max_bytes: int, pa
             yield Content(known, _needed(part, "image_url", path), detail=_text(part, "detail", path) or None)
         elif known == "input_audio":
             data = decode_base64(_needed(part, "audio", path), param=f"{path}.audio", max_bytes=max_bytes)
+            # Half a sample at the end would make the audio unreadable.
+            data = data[: len(data) - len(data) % (2 if format.type == "audio/pcm" else 1)]
             yield Content(known, _text(part, "transcript", path), data, format)
         elif known == "output_audio":
             yield Content(known, _text(part, "transcript", path) or _text(part, "text", path))
+        elif part.get("text") is None:
+            raise _missing(f"{path}.text")
         else:
             yield Content(known, _text(part, "text", path))
 
@@ -161,11 +207,12 @@ def _text(given: Mapping[str, Any], name: str, param: str) -> str:
 def _needed(given: Mapping[str, Any], name: str, param: str) -> str:
     found = _text(given, name, param)
     if not found:
-        path = f"{param}.{name}"
-        raise InvalidRequestError(
-            f"Missing required parameter: {path!r}.", param=path, code="missing_required_parameter"
-        )
+        raise _missing(f"{param}.{name}")
     return found
+
+
+def _missing(path: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Missing required parameter: {path!r}.", param=path, code="missing_required_parameter")
 
 
 class Conversation:
@@ -179,12 +226,17 @@ class Conversation:
         """Memory of all items."""
         return sum(one.held_bytes for one in self.items)
 
-    def find(self, id: str, code: str) -> Item:
-        """Returns an item. code: of the InvalidRequestError that is raised if there is none."""
+    @property
+    def kept(self) -> list[Item]:
+        """The items that prompts have."""
+        return [one for one in self.items if not one.is_left_out]
+
+    def find(self, id: str, code: str, param: str = "item_id") -> Item:
+        """Returns an item. code, param: of the InvalidRequestError that is raised if there is none."""
         for item in self.items:
             if item.id == id:
                 return item
-        raise InvalidRequestError(f"No item has the id {id[:128]!r}.", param="item_id", code=code)
+        raise InvalidRequestError(f"No item has the id {id[:128]!r}.", param=param, code=code)
 
     def place_behind(self, previous: str | None) -> int:
         """Returns the index of an item behind another one. Raises InvalidRequestError."""
@@ -212,6 +264,12 @@ class Conversation:
             raise InvalidRequestError(
                 f"An item has the id {item.id[:128]!r} already.", param="item.id", code="item_create_duplicate_item_id"
             )
+        if item.type == "function_call_output" and item.call_id not in [one.call_id for one in self.items]:
+            raise InvalidRequestError(
+                f"Tool call ID {item.call_id[:128]!r} not found in conversation.",
+                param="item.call_id",
+                code="invalid_tool_call_id",
+            )
         place = len(self.items) if place is None else place
         self.items.insert(place, item)
         return self.items[place - 1].id if place else None
@@ -225,6 +283,20 @@ class Conversation:
             for part in item.content:
                 held -= len(part.audio)
                 part.audio = b""
+
+    def leave_out(self, retained: float | None) -> bool:
+        """Leave the oldest turns out of further prompts, at least one of them, until about this share of the tokens is
+        left; None: none of them. The user's last message stays, and so do messages of the system. Returns False if none
+        was left out."""
+        rest = [one for one in self.items if not one.is_left_out and one.role != "system"]
+        turns = [place for place, one in enumerate(rest) if one.role == "user"][1:]
+        if retained is None or not turns:
+            return False
+        after = [*accumulate(one.tokens for one in reversed(rest))][::-1]
+        place = next((one for one in turns if after[one] <= retained * after[0]), turns[-1])
+        for item in rest[:place]:
+            item.is_left_out = True
+        return True
 
 
 def view_added(item: Item, previous: str | None) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ def build_prompt(config: Config, items: Sequence[Item], model: str) -> Prompt:
         prompt.body["max_completion_tokens"] = config.max_output_tokens
     if config.tools:
         prompt.body["tools"] = [
-            {"type": "function", "function": one.model_dump(exclude={"type"}, exclude_none=True)}
+            {"type": "function", "function": {name: one.view()[name] for name in one.view() if name != "type"}}
             for one in config.tools
         ]
         choice = config.tool_choice

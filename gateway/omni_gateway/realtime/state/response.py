@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from omni_gateway.realtime.state.config import Config, view_output
+from omni_gateway.realtime.state.config import RETAINED, Config, view_output
 from omni_gateway.realtime.state.heard import Spoken
 from omni_gateway.realtime.state.items import Content, Item
 
@@ -108,6 +108,8 @@ class Response:
         self.config = config
         self.items: list[Item] = []
         self.is_done = False
+        self.retained = config.retained
+        """Share of the conversation that is kept if it is too long; None: all of it, and the response fails."""
         self._make = make
         self._conversation_id = conversation_id
         self._metadata = dict(metadata) if metadata else None
@@ -118,6 +120,12 @@ class Response:
     def in_conversation(self) -> bool:
         """Whether the conversation gets the items."""
         return self._conversation_id is not None
+
+    def keep_less(self) -> float | None:
+        """Returns which share of the conversation is kept, because it is too long; None: all of it. Later ones are not
+        larger than RETAINED, so that few calls find out what fits."""
+        share, self.retained = self.retained, self.retained and min(self.retained, RETAINED)
+        return share
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Yields the first event."""

@@ -13,10 +13,10 @@ from omni_gateway.errors import GatewayError, InvalidRequestError, TooLargeError
 from omni_gateway.realtime.state import client_events as events
 from omni_gateway.realtime.state.config import REALTIME, Abilities, first_config, merge, read_kind, view_session
 from omni_gateway.realtime.state.early import EarlyAnswer, EarlyAnswers
-from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Release, Send, Stop, Transcribe
+from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Release, Send, Stop, Transcribe, view_heard
 from omni_gateway.realtime.state.input_buffer import InputBuffer
 from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item, view_added
-from omni_gateway.realtime.state.prompt import build_prompt
+from omni_gateway.realtime.state.prompt import Prompt, build_prompt
 from omni_gateway.realtime.state.response import Ended, Failed, Output, Response, Wrote
 from omni_gateway.realtime.state.turns import Began, Hesitated, Paused, Turn
 
@@ -60,8 +60,6 @@ class Session:
         self._waits = False
         """Whether a turn of the user waits for the end of a response that it may not interrupt."""
         self._pace: float | None = None
-        self._heard_ms: dict[str, float] = {}
-        """Where items were cut that are still generated."""
         self._items_bytes = 0
 
     @property
@@ -121,22 +119,22 @@ class Session:
             found += self._end_response(response)
         return found
 
+    def shorten(self, response_id: str) -> Prompt | None:
+        """Returns the prompt of a response without the oldest turns, because it was too long for the model; None if
+        that may not be, or if there is no older turn."""
+        response = self._responses.get(response_id)
+        if response is None or response.items or not self.conversation.leave_out(response.keep_less()):
+            return None
+        return build_prompt(response.config, self.conversation.kept, self.abilities.model)
+
     def transcribe(self, item_id: str, heard: Heard) -> list[Effect]:
         """Returns the effects of what the pipeline wrote down."""
-        place = {"item_id": item_id, "content_index": 0}
-        kind = "conversation.item.input_audio_transcription"
-        if heard.error is not None:
-            error = answer_error(heard.error).body["error"]
-            # OpenAI's agents SDK knows no null here.
-            shown = {name: value for name, value in error.items() if value is not None}
-            return [Send({"type": f"{kind}.failed", **place, "error": shown})]
-        if heard.usage is None:
-            return [Send({"type": f"{kind}.delta", **place, "delta": heard.text})]
-        for item in self.conversation.items:
-            if item.id == item_id and item.content:
-                item.content[0].text = heard.text
-                self._recount()
-        return [Send({"type": f"{kind}.completed", **place, "transcript": heard.text, "usage": dict(heard.usage)})]
+        if heard.usage is not None:
+            for item in self.conversation.items:
+                if item.id == item_id and item.content:
+                    item.content[0].text = heard.text
+            self._recount()
+        return [Send(view_heard(item_id, heard))]
 
     def _receive(self, event: events.ClientEvent) -> Iterator[Effect]:
         if not isinstance(event, events.Append | events.RetrieveItem):
@@ -169,21 +167,21 @@ class Session:
             yield from self._cancel(event.response_id)
 
     def _update(self, event: events.SessionUpdate) -> Iterator[Effect]:
-        if read_kind({"type": self.kind, **event.session}) != self.kind:
+        if event.session.get("type") and read_kind(event.session) != self.kind:
             raise InvalidRequestError(
                 f"session.type is {self.kind!r} in this session and stays so; for transcripts alone connect with "
                 "?intent=transcription.",
                 param="session.type",
             )
         self.config = merge(self.config, event.session, self.abilities, "session")
+        format = self.buffer.format
         self.buffer.use_format(self.config.audio.input.format)
-        if self.config.audio.input.turn_detection is None:
+        if self.config.audio.input.turn_detection is None or self.buffer.format != format:
             self._speech_item = None
         yield Send({"type": "session.updated", "session": self.view()})
 
     def _append_audio(self, event: events.Append) -> Iterator[Effect]:
-        if not self.abilities.facts.hears:
-            raise InvalidRequestError(f"The model {self.abilities.model!r} does not hear audio.", param="audio")
+        self._check_hears("audio")
         data = event.audio
         if len(self.buffer) + len(data) > self._max_bytes:
             raise TooLargeError(
@@ -239,7 +237,7 @@ class Session:
         answers = detection is not None and detection.create_response and self.kind == REALTIME
         if answers and item_id is not None and self._active() is None:
             item = self._make_speech(item_id, self.buffer.peek(end_ms))
-            prompt = build_prompt(self.config, [*self.conversation.items, item], self.abilities.model)
+            prompt = build_prompt(self.config, [*self.conversation.kept, item], self.abilities.model)
             response = Response(self._make("resp"), self.config, self._make, self._conversation_id, None)
             yield from self._early.begin(EarlyAnswer(response, item, end_ms, prompt))
 
@@ -258,7 +256,7 @@ class Session:
             yield from self._add_speech(item)
             answers = detection.create_response and self.kind == REALTIME
             if answers and self._active() is None:
-                prompt = build_prompt(self.config, self.conversation.items, self.abilities.model)
+                prompt = build_prompt(self.config, self.conversation.kept, self.abilities.model)
                 if (response := self._early.take(prompt)) is None:
                     yield from self._create_response({})
                 else:
@@ -290,23 +288,20 @@ class Session:
         return self.held_bytes + size <= self._max_bytes
 
     def _read_item(self, given: Mapping[str, Any], param: str) -> Item:
-        return read_item(given, self._make("item"), self.config.audio.input.format, self._max_bytes, param)
+        item = read_item(given, self._make("item"), self.config.audio.input.format, self._max_bytes, param)
+        if any(one.audio for one in item.content):
+            self._check_hears(f"{param}.content")
+        return item
+
+    def _check_hears(self, param: str) -> None:
+        if not self.abilities.facts.hears:
+            raise InvalidRequestError(f"The model {self.abilities.model!r} does not hear audio.", param=param)
 
     def _truncate(self, event: events.TruncateItem) -> Iterator[Effect]:
         item = self.conversation.find(event.item_id, "item_truncate_invalid_item_id")
-        if item.role != "assistant" or event.content_index != 0 or not item.content:
-            raise InvalidRequestError(
-                "Only the first content of an answer can be truncated.",
-                param="item_id",
-                code="item_truncate_invalid_item_id",
-            )
-        end_ms = event.audio_end_ms
-        if item.spoken is not None:
-            # Clients count the time since the first audio, which may be longer than the audio.
-            end_ms = min(end_ms, int(item.spoken.audio_ms)) if item.spoken.audio_ms else end_ms
-            item.content[0].text = item.spoken.cut(end_ms, self._pace)
-            if item.status == "in_progress":
-                self._heard_ms[item.id] = end_ms
+        if event.content_index != 0:
+            raise InvalidRequestError("An answer has one content: content_index is 0.", param="content_index")
+        end_ms = item.truncate(event.audio_end_ms, self._pace)
         self._recount()
         place = {"item_id": item.id, "content_index": 0, "audio_end_ms": end_ms}
         yield Send({"type": "conversation.item.truncated", **place})
@@ -330,24 +325,28 @@ class Session:
         config = merge(self.config, given, self.abilities, "response")
         metadata = events.read_metadata(given.get("metadata"))
         prompt = build_prompt(config, list(self._read_input(given.get("input"))), self.abilities.model)
+        if not prompt.body["messages"]:
+            raise InvalidRequestError("There is nothing to answer: create an item or give instructions.", param="input")
         conversation = self._conversation_id if in_band else None
         response = Response(self._make("resp"), config, self._make, conversation, metadata)
+        if given.get("input") is not None:
+            response.retained = None
         self._responses[response.id] = response
         yield from _send(response.begin())
         yield Ask(response.id, prompt, config)
 
     def _read_input(self, given: Any) -> Iterable[Item]:
         if given is None:
-            return self.conversation.items
+            return self.conversation.kept
         if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
             raise InvalidRequestError("response.input is a list of items.", param="response.input", code="invalid_type")
-        found = []
-        for place, one in enumerate(given):
-            if one.get("type") == "item_reference":
-                found.append(self.conversation.find(str(one.get("id")), "item_retrieve_invalid_item_id"))
-            else:
-                found.append(self._read_item(one, f"response.input[{place}]"))
-        return found
+        code = "item_retrieve_invalid_item_id"
+        return [
+            self.conversation.find(str(one.get("id")), code, f"response.input[{place}].id")
+            if one.get("type") == "item_reference"
+            else self._read_item(one, f"response.input[{place}]")
+            for place, one in enumerate(given)
+        ]
 
     def _cancel(self, response_id: str | None) -> Iterator[Effect]:
         response = self._active() if response_id is None else self._responses.get(response_id)
@@ -368,8 +367,7 @@ class Session:
             if item.spoken is None:
                 continue
             self._pace = item.spoken.pace or self._pace
-            if (heard_ms := self._heard_ms.pop(item.id, None)) is not None:
-                item.content[0].text = item.spoken.cut(heard_ms, self._pace)
+            item.cut(self._pace)
         self._recount()
         if self._waits and self._active() is None:
             self._waits = False

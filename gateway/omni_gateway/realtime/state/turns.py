@@ -56,7 +56,7 @@ class TurnDetector:
         """start_ms: position of the first frame in the session's audio. early_ms: silence after which the user has
         hesitated; 0 reports no hesitation."""
         self.settings = settings
-        self._early_ms = early_ms if early_ms < settings.silence_duration_ms else 0
+        self._early_ms = early_ms
         self._hesitates = False
         self.speaks = False
         self._at_ms = start_ms
@@ -65,6 +65,10 @@ class TurnDetector:
         """Frames of speech in a row."""
         self._silent = 0
         """Frames without speech since the last one with it."""
+
+    def use(self, settings: TurnDetection) -> None:
+        """Follow further frames with these settings. A turn that has begun continues."""
+        self.settings = settings
 
     def add(self, probability: float) -> Iterator[Turn]:
         """Yields what a frame's probability of speech changes."""
@@ -88,7 +92,7 @@ class TurnDetector:
             if self._silent * FRAME_MS >= settings.silence_duration_ms:
                 self.reset()
                 yield Paused(round(self._at_ms))
-            elif self._early_ms and not self._hesitates and self._silent * FRAME_MS >= self._early_ms:
+            elif 0 < self._early_ms <= self._silent * FRAME_MS and not self._hesitates:
                 self._hesitates = True
                 yield Hesitated(round(self._at_ms))
 

@@ -78,6 +78,34 @@ async def test_speech_is_a_turn_and_reaches_the_pipeline(url: str, entry: tuple[
         assert part.WhichOneof("part") is not None
 
 
+async def test_a_turn_ends_although_its_detection_changes_meanwhile(url: str) -> None:
+    async with call(url) as caller:
+        data = speech_24k()
+        await caller.connection.input_audio_buffer.append(audio=base64.b64encode(data[: 48 * 2000]).decode())
+        await caller.until("input_audio_buffer.speech_started")
+        vad = {"type": "server_vad", "silence_duration_ms": 700, "threshold": 0.6}
+        session: Any = {"type": "realtime", "audio": {"input": {"turn_detection": vad}}}
+        await caller.connection.session.update(session=session)
+        await caller.connection.input_audio_buffer.append(audio=base64.b64encode(bytes(48 * 2000)).decode())
+        await caller.until("response.done")
+        assert [one["type"] for one in caller.events].count("input_audio_buffer.speech_started") == 1
+
+
+async def test_turns_have_their_times_although_detection_was_off_meanwhile(url: str) -> None:
+    async with call(url) as caller:
+
+        async def append(milliseconds: int, detection: Any) -> None:
+            session: Any = {"type": "realtime", "audio": {"input": {"turn_detection": detection}}}
+            await caller.connection.session.update(session=session)
+            await caller.connection.input_audio_buffer.append(audio=base64.b64encode(bytes(48 * milliseconds)).decode())
+
+        for detection in ({"type": "server_vad"}, None, {"type": "server_vad"}):
+            await append(3000, detection)
+        await caller.connection.input_audio_buffer.append(audio=base64.b64encode(speech_24k()).decode())
+        started = await caller.until("input_audio_buffer.speech_started")
+        assert 9000 <= started["audio_start_ms"] <= 10_500, "after nine seconds, and one of silence"
+
+
 async def test_an_answer_is_begun_at_a_pause_and_dropped_if_the_user_continues(entry: tuple[int, Starts]) -> None:
     said = sentence().astype("<i2").tobytes()
     settings = GatewaySettings(realtime=RealtimeSettings(early_silence_ms=200))

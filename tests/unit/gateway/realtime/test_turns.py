@@ -46,6 +46,13 @@ def test_a_pause_is_reported_once_and_so_is_its_end() -> None:
     assert found == [ends, [Began(0), Hesitated(192), Resumed(), Hesitated(320), Paused(384)], ends]
 
 
+def test_a_turn_continues_with_other_settings() -> None:
+    detector = TurnDetector(TurnDetection(silence_duration_ms=640))
+    assert [turn for one in [0.9] * 4 + [0.1] * 4 for turn in detector.add(one)] == [Began(0)]
+    detector.use(TurnDetection(silence_duration_ms=160))
+    assert list(detector.add(0.1)) == [Paused(288)]
+
+
 def samples(values: list[float]) -> bytes:
     return struct.pack(f"<{len(values)}h", *(int(one) for one in values))
 
