@@ -120,9 +120,9 @@ def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from omni_stage.payloads.keys import OMNI_ROWS_KEY
+    from omni_stage.payloads.additional_information import OMNI_ROWS_KEY
     from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
-    from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
+    from omni_stage.vllm_adapter.wiring.names import scheduler_cls, worker_cls
 
     extra: dict[str, Any] = {}
     if omni:

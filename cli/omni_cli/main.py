@@ -298,7 +298,7 @@ def status(
     from rich.console import Console
 
     from omni_cli.cluster.access import ClusterError, connect
-    from omni_cli.commands import cost as costs
+    from omni_cli.commands import status as costs
     from omni_cli.commands.status import show_status
     from omni_cli.commands.top import TopError
 

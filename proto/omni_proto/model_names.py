@@ -1,4 +1,4 @@
-"""Which pipeline has which name as a model of a gateway that several namespaces share. Pure functions.
+"""Names of voices, and which pipeline has which name as a model of a gateway that several namespaces share. Pure.
 
 A pipeline claims its own name and its aliases (`spec.aliases.models`). The operator grants a claimed name to one
 pipeline and records this in its status, which only the operator may write. As long as a pipeline claims a name that it
@@ -15,6 +15,21 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+
+def find_voice(wanted: str, names: Iterable[str]) -> str | None:
+    """Returns the one of `names` that is meant by a name in any case; None if there is none.
+
+    If several differ only in case, the one that is spelled exactly so is meant, otherwise the first.
+    """
+    others: list[str] = []
+    for name in names:
+        if name == wanted:
+            return name
+        if name.lower() == wanted.lower():
+            others.append(name)
+    return others[0] if others else None
+
 
 _QUALIFIED: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 """NAMESPACE/NAME as the API server and the CRD allow them; neither part can contain a slash."""

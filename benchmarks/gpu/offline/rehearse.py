@@ -22,7 +22,7 @@ MODULES = (
         "vllm.v1.sample.ops.topk_topp_triton",
         "vllm.compilation.backends",
     ),
-    *("omni_stage.engine.vllm_engine", "omni_stage.vllm_adapter.ar.worker", "omni_stage.vllm_adapter.diffusion.worker"),
+    *("omni_stage.engine.vllm_engine", "omni_stage.vllm_adapter.gpu_workers"),
     *("omni_stage.models.qwen3_omni.thinker.model", "omni_stage.models.qwen3_omni.talker.model"),
     *("omni_stage.models.qwen3_omni.code2wav.model", "omni_stage.service.server", "omni_cli.local.pipeline"),
     *("benchmarks.gpu.stages.serving", "benchmarks.gpu.stages.shaped", "benchmarks.gpu.qwen3_omni.codes"),

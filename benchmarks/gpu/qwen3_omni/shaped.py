@@ -16,7 +16,7 @@ from benchmarks.gpu.checks import DRAWN
 from benchmarks.gpu.stages.shaped import fill_shard
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.tiny.checkpoint import write_tokenizer
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING
+from omni_stage.models.shared.talker_feed import THINKER_EMBEDDING
 from support.models.published import (
     INDEX,
     QWEN3,

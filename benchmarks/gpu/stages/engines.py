@@ -60,7 +60,7 @@ def engine_arguments(**changes: Any) -> Iterator[None]:
     Users cannot choose them, so the product has no field for them. async_scheduling also selects the scheduler class.
     """
     from omni_stage.engine import vllm_engine
-    from omni_stage.vllm_adapter.wiring.select import scheduler_cls
+    from omni_stage.vllm_adapter.wiring.names import scheduler_cls
 
     original = vllm_engine.vllm_engine_kwargs
 

@@ -12,8 +12,17 @@ from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import BodyRoute, check_unsupported
-from omni_gateway.api.held import respond_when_awake, wait_awake
-from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
+from omni_gateway.api.live import (
+    DONE,
+    EVENT_STREAM,
+    DeferredResponse,
+    LiveResponse,
+    Template,
+    error_event,
+    event,
+    respond_when_awake,
+    wait_awake,
+)
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, unix_seconds
@@ -120,7 +129,7 @@ async def read_arguments(
     modalities = check_modalities(body, facts)
     if media is None:
         media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
-    arguments = cast(GenerateArguments, read_fields(body, Target.ARGUMENTS))
+    arguments = cast("GenerateArguments", read_fields(body, Target.ARGUMENTS))
     arguments["chat"] = build_chat(body.messages, media)
     arguments["modalities"] = [*modalities, "transcript"] if facts.has_transcript else modalities
     arguments["sampling"] = {facts.answering or facts.stage: answer_sampling(body)}

@@ -11,8 +11,15 @@ from starlette.responses import Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import BodyRoute, check_unsupported
-from omni_gateway.api.held import respond_when_awake, wait_awake
-from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_while_connected
+from omni_gateway.api.live import (
+    EVENT_STREAM,
+    LiveResponse,
+    error_event,
+    event,
+    respond_when_awake,
+    run_while_connected,
+    wait_awake,
+)
 from omni_gateway.api.speaking import SpeechStream
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of

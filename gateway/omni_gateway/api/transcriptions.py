@@ -14,8 +14,15 @@ from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import INLINE_BYTES, check_unsupported, validate_body
-from omni_gateway.api.held import respond_when_awake, wait_awake
-from omni_gateway.api.live import EVENT_STREAM, DeferredResponse, LiveResponse, error_event, event
+from omni_gateway.api.live import (
+    EVENT_STREAM,
+    DeferredResponse,
+    LiveResponse,
+    error_event,
+    event,
+    respond_when_awake,
+    wait_awake,
+)
 from omni_gateway.client_paths import TRANSCRIPT
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
@@ -107,7 +114,7 @@ async def read_form(request: Request, model: type[_Form]) -> _Form:
     The guard has read the body, with limits on its size and time, and passes it on in one piece.
     """
     gateway, call = gateway_of(request), call_of(request)
-    body = cast(bytearray, (await request.receive())["body"])
+    body = cast("bytearray", (await request.receive())["body"])
     kind = request.headers.get("content-type")
     if not is_form(kind):
         raise InvalidRequestError(f"The body must be a form, sent as {FORM_TYPE}.", code="invalid_form")
@@ -122,7 +129,7 @@ async def read_form(request: Request, model: type[_Form]) -> _Form:
     finally:
         body.clear()
         call.body_share.release()
-    return cast(_Form, validate_body(values, model, ignored))
+    return cast("_Form", validate_body(values, model, ignored))
 
 
 async def respond(request: Request, form: TranscriptionRequest | TranslationRequest, task: Task) -> Response:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from omni_gateway.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from omni_gateway.settings import GatewaySettings
 from omni_proto.client import ClientTls
-from omni_proto.voices import find_voice
+from omni_proto.model_names import find_voice
 
 TLS_SCHEME: Final = "grpcs://"
 

@@ -1,4 +1,5 @@
-"""The ASGI app of a gateway."""
+"""The ASGI app of a gateway, with /health, /ready, /metrics; and OpenAI's APIs that it does not have, refused with an
+alternative."""
 
 from __future__ import annotations
 
@@ -6,28 +7,73 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
+from prometheus_client.exposition import choose_encoder
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from omni_gateway.api import chat, models, service, speech, transcriptions
+from omni_gateway.api import chat, models, speech, transcriptions
 from omni_gateway.api.errors import add_error_handlers
-from omni_gateway.context import Gateway
+from omni_gateway.context import Gateway, gateway_of
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
+from omni_gateway.errors import NotImplementedHereError
 from omni_gateway.guard.client_secrets import ClientSecrets
 from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
 from omni_gateway.guard.reply import IGNORED_HEADER
 from omni_gateway.openai.chat_events import NOTES_HEADER
-from omni_gateway.pages.document import complete_document, render_docs
-from omni_gateway.pages.page_files import HEADERS, PageFiles
+from omni_gateway.pages.document import HEADERS, PageFiles, complete_document, render_docs
 from omni_gateway.realtime import route as realtime
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics, open_tracing
+
+router = APIRouter(tags=["health"])
+REFUSED: Final = {
+    "/v1/responses": "that API needs stored answers, and this gateway stores none; use /v1/chat/completions",
+    "/v1/completions": "the gateway accepts only conversations, for the chat template; use /v1/chat/completions",
+    "/v1/embeddings": "pipelines return text and audio, not embeddings",
+    "/v1/images/generations": "pipelines return text and audio, not images",
+}
+"""Reason by path."""
+
+
+@router.head("/health", include_in_schema=False)  # what `wget --spider` and some monitors send
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Answers 200 as long as the process can answer at all."""
+    return {"status": "ok"}
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready", responses={503: {"description": "The gateway takes no new requests."}})
+async def ready(request: Request) -> Response:
+    """Answers 200 if this gateway accepts requests: it knows the pipelines and is not draining. Otherwise 503."""
+    gateway = gateway_of(request)
+    reason = "draining" if gateway.draining else "" if gateway.pipelines.is_synced() else "pipelines are not known yet"
+    return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)
+
+
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics: omni_gateway_*. In the OpenMetrics format, latencies have exemplars that name a trace."""
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(gateway_of(request).metrics.registry), headers={"content-type": kind})
+
+
+async def refuse(request: Request) -> None:
+    """Raises NotImplementedHereError with the reason for the request's path."""
+    path = request.url.path
+    raise NotImplementedHereError(f"{path} is not supported: {REFUSED[path]}.")
+
+
+for _path in REFUSED:
+    router.add_api_route(_path, refuse, methods=["GET", "POST"], response_model=None, include_in_schema=False)
+
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
@@ -104,7 +150,8 @@ def create_app(
     app.state.gateway = gateway
     app.state.client_secrets = ClientSecrets(keys, time.time)
     add_error_handlers(app)
-    for part in (service, models, chat, speech, transcriptions, realtime):
+    app.include_router(router)
+    for part in (models, chat, speech, transcriptions, realtime):
         app.include_router(part.router)
     app.include_router(realtime.secrets_router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))

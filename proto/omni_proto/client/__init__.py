@@ -1,7 +1,7 @@
 """The Python client of a pipeline. It needs only grpcio, grpcio-status and protobuf; for prompt embeddings also
 google-crc32c.
 
-Sending: arguments.py -> messages.py -> the wire. Receiving: the wire -> events.py -> your loop, or result.py, which
+Sending: prompt.py -> messages.py -> the wire. Receiving: the wire -> events.py -> your loop, or result.py, which
 collects the events into one GenerationResult.
 
     with OmniClient("localhost:50051") as client:
@@ -11,7 +11,6 @@ collects the events into one GenerationResult.
 """
 
 from omni_proto.client.aio import AsyncOmniClient as AsyncOmniClient
-from omni_proto.client.arguments import GenerateArguments as GenerateArguments
 from omni_proto.client.blocking import OmniClient as OmniClient
 from omni_proto.client.connection import ClientTls as ClientTls
 from omni_proto.client.errors import (
@@ -44,6 +43,7 @@ from omni_proto.client.events import (
 )
 from omni_proto.client.prompt import (
     ChatMessage as ChatMessage,
+    GenerateArguments as GenerateArguments,
     MediaPart as MediaPart,
     Part as Part,
     assistant as assistant,

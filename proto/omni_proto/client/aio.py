@@ -11,17 +11,17 @@ from typing import Any, Self, Unpack
 import grpc
 import grpc.aio
 
-from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import closed_error, error_from_rpc
 from omni_proto.client.events import Event
 from omni_proto.client.messages import PreparedRequest, affinity_of, check_timeout, prepare_call
+from omni_proto.client.prompt import GenerateArguments, Metadata
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.errors import ArgumentError
-from omni_proto.rpc.balance.borrow import borrow_aio, open_aio_pool
 from omni_proto.rpc.balance.choice import Affinity
 from omni_proto.rpc.balance.report import find_report
+from omni_proto.rpc.balance.watch import borrow_aio, open_aio_pool
 from omni_proto.rpc.channels import Loan
 from omni_proto.rpc.options import Options
 from omni_proto.rpc.retry import is_unreached

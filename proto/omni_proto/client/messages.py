@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
-from omni_proto.client.prompt import ChatMessage, EmbedsPrompt, MediaPart, Part, as_chat, embeds_prompt, user
+from omni_proto.client.prompt import (
+    ChatMessage,
+    EmbedsPrompt,
+    GenerateArguments,
+    MediaPart,
+    Metadata,
+    Part,
+    as_chat,
+    embeds_prompt,
+    user,
+)
 from omni_proto.client.tools import add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
 from omni_proto.media_headers import read_header

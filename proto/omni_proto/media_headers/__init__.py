@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from omni_proto.media_headers.audio import AudioHeader, read_audio_header, sniff_audio
-from omni_proto.media_headers.container import MediaHeaderError
+from omni_proto.media_headers.container import OTHER_BYTES, MediaHeaderError, name_other
 from omni_proto.media_headers.image import ImageHeader, read_image_header, sniff_image
-from omni_proto.media_headers.others import OTHER_BYTES, name_other
 from omni_proto.media_headers.video import VideoHeader, read_video_header, sniff_video
 
 Kind = Literal["image", "audio", "video"]

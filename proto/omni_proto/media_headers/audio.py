@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from omni_proto.media_headers.container import MAX_SECTIONS, MediaHeaderError, too_many_sections
+from omni_proto.media_headers.container import (
+    MAX_SECTIONS,
+    OTHER_BYTES,
+    MediaHeaderError,
+    name_other,
+    too_many_sections,
+)
 from omni_proto.media_headers.mpeg_frames import begins_mpeg, skip_id3
-from omni_proto.media_headers.others import OTHER_BYTES, name_other
 from omni_proto.media_headers.video import read_audio_seconds, sniff_video
 
 BYTES_PER_SAMPLE: Final = 4

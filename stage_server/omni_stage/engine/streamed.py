@@ -28,7 +28,7 @@ from omni_stage.models.component import (
     gather_rows,
     read_part,
 )
-from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.payloads.additional_information import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 from omni_stage.vllm_adapter.scheduling.playback import Playback
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions

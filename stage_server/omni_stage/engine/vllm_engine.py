@@ -27,9 +27,9 @@ from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation, Preparers
+from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.lowering import Lowering, as_if_sampled
 from omni_stage.engine.requests.sampling import check_stage_sampling
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.engine.streamed import StreamedRuns, finish_reason
 from omni_stage.engine.work import PartClock, WorkLedger
 from omni_stage.errors import (
@@ -54,14 +54,14 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.payloads import PayloadLimits
-from omni_stage.payloads.keys import OMNI_LATE_KEY
+from omni_stage.payloads.additional_information import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
 from omni_stage.vllm_adapter.structured import read_params
-from omni_stage.vllm_adapter.wiring import select
+from omni_stage.vllm_adapter.wiring import names
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)
@@ -334,10 +334,10 @@ def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, objec
     """Returns keyword arguments of AsyncEngineArgs, with the worker and scheduler of the stage's kind and device."""
     # One backend, so that every request's form is checked by the backend that enforces it. With vLLM's default, "auto",
     # the first request of an engine chooses it for all. Only xgrammar enforces the tools' structural tags.
-    kind: select.StageKind = "diffusion" if args.kind.is_one_shot else "autoregressive"
+    kind: names.StageKind = "diffusion" if args.kind.is_one_shot else "autoregressive"
     return {"structured_outputs_config": StructuredOutputsConfig(backend="xgrammar")} | args.vllm_kwargs(
-        worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
-        scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
+        worker_cls=names.worker_cls(kind, "cpu" if on_cpu else "cuda"),
+        scheduler_cls=names.scheduler_cls(kind, bool(args.async_scheduling)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_stage.models.registry import installed_families
-from omni_stage.vllm_adapter.process.children import bind_to_parent
+from omni_stage.vllm_adapter.process.env import bind_to_parent
 from omni_stage.vllm_adapter.process.start_errors import report_start_errors
 
 

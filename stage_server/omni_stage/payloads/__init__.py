@@ -7,16 +7,14 @@ docs/performance/transport-and-tokens.md.
 """
 
 from omni_stage.payloads.additional_information import (
+    OMNI_PAYLOAD_KEY as OMNI_PAYLOAD_KEY,
+    OMNI_ROWS_KEY as OMNI_ROWS_KEY,
     AdditionalInformationEntry as AdditionalInformationEntry,
     AdditionalInformationPayload as AdditionalInformationPayload,
 )
-from omni_stage.payloads.checks import Scalar as Scalar
-from omni_stage.payloads.keys import (
-    OMNI_PAYLOAD_KEY as OMNI_PAYLOAD_KEY,
-    OMNI_ROWS_KEY as OMNI_ROWS_KEY,
-)
-from omni_stage.payloads.limits import (
+from omni_stage.payloads.checks import (
     DEFAULT_LIMITS as DEFAULT_LIMITS,
     PayloadLimits as PayloadLimits,
+    Scalar as Scalar,
 )
 from omni_stage.payloads.prompt_embeds import PromptEmbedsPayload as PromptEmbedsPayload

@@ -9,6 +9,8 @@ import msgspec
 from omni_proto.tensors import PROMPT_EMBEDS_DTYPES, crc32c
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads.checks import (
+    DEFAULT_LIMITS,
+    PayloadLimits,
     check_finite,
     check_header,
     check_intact,
@@ -18,7 +20,6 @@ from omni_stage.payloads.checks import (
     read_bytes,
     write_bytes,
 )
-from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
 
 if TYPE_CHECKING:
     import torch

@@ -32,9 +32,8 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
-from omni_stage.vllm_adapter.ar.worker import PreparesToServe
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
-from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
+from omni_stage.vllm_adapter.gpu_workers import EndsStreams, PreparesToServe, warm_up
 from omni_stage.vllm_adapter.worker.torch_switches import apply_switches, check_runner_version
 
 

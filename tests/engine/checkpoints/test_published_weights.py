@@ -23,7 +23,7 @@ from omni_stage.fetch.checkpoint import select_weights
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.token2wav.model import IGNORED_TENSORS
 from omni_stage.models.registry import weight_prefixes
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
+from omni_stage.models.shared.talker_feed import THINKER_EMBEDDING, EmbeddingTable
 from support.models.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.models.published import (
     INDEX,

@@ -19,7 +19,7 @@ from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecu
 from omni_stage.exchange import FinishReason
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
-from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
+from omni_stage.vllm_adapter.wiring.names import scheduler_cls, worker_cls
 from support.engines.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine

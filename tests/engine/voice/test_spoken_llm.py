@@ -16,7 +16,7 @@ from omni_stage import OmniLLM
 from omni_stage.engine.offline.stage_llm import StageLLM
 from omni_stage.models.component import EdgeInput, FinishReason
 from omni_stage.models.shared.text.edge import text_rows
-from omni_stage.models.voice.text.phonemizers import DICTIONARY_VARIABLE
+from omni_stage.models.voice.checkpoint import DICTIONARY_VARIABLE
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.models.hub import Hub

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from omni_stage.vllm_adapter.checks.image import MODULES
-from omni_stage.vllm_adapter.wiring.select import worker_cls
+from omni_stage.vllm_adapter.wiring.names import worker_cls
 from support.processes.polling import PATIENCE_S
 
 _LOOK = """

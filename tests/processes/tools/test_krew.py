@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tools.release.krew import ARCHIVE, MANIFEST, write_plugin
+from tools.release.build import ARCHIVE, MANIFEST, write_plugin
 
 LICENSE = Path(__file__).parents[3] / "LICENSE"
 

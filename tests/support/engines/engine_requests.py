@@ -8,8 +8,8 @@ import torch
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
+from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.payloads import (
     AdditionalInformationPayload,
     PromptEmbedsPayload,

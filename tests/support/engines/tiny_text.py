@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY, AdditionalInformationPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
-from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
+from omni_stage.vllm_adapter.wiring.names import scheduler_cls, worker_cls
 
 HIDDEN = 128
 BLOCK_TOKENS = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.messages import PreparedRequest, prepare_request
+from omni_proto.client.prompt import GenerateArguments
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)

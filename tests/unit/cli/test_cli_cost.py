@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from omni_cli.commands.cost import compute_costs, draw
+from omni_cli.commands.status import compute_costs, draw
 from omni_cli.commands.top import Pod, Sample
 from omni_cli.main import app
 

@@ -13,7 +13,7 @@ from tools.observability.__main__ import ROOT
 from tools.observability.reference import collect_gateway_metrics, collect_operator_metrics, collect_stage_metrics
 
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
-from omni_stage.service.server.metrics_server import MetricsServer
+from omni_stage.service.server.ports import MetricsServer
 from support.peers.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
 from support.stages import scripted_stages
 

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from omni_proto.model_names import find_voice
 from omni_proto.pipeline.compile import gpus_of, is_accelerator
 from omni_proto.pipeline.components import (
     ComponentFacts,
@@ -25,7 +26,6 @@ from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
 from omni_proto.tensors import TEXT
-from omni_proto.voices import find_voice
 
 _HINT: Final = "did you mean"
 _SAME_FAMILY: Final = 0.5

@@ -17,9 +17,9 @@ from typing import Any
 from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
 from omni_stage.engine.requests.sampling import lower_sampling
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.exchange import ReplyTokens
 from omni_stage.models.component import (

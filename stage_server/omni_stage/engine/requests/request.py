@@ -18,8 +18,7 @@ from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 
-from omni_stage.engine.requests.conflicts import Feature, check_conflicts
-from omni_stage.engine.requests.traits import EngineTraits
+from omni_stage.engine.requests.conflicts import EngineTraits, Feature, check_conflicts
 from omni_stage.errors import (
     InvalidRequestError,
     InvalidTensorError,

@@ -15,7 +15,7 @@ from omni_stage.models.component.prompt import UserPrompt
 
 if TYPE_CHECKING:
     from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
-from omni_proto.voices import find_voice
+from omni_proto.model_names import find_voice
 from omni_stage.errors import InvalidRequestError
 
 

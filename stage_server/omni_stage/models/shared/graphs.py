@@ -1,4 +1,5 @@
-"""CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
+"""Fewer kernel launches: CUDA graphs of a function of tensors, one for each set of shapes, whose replay costs one
+launch instead of thousands; and what transformers' modules compute, in fewer kernels.
 
 Kernel launches limit the speed of some models. A diffusion transformer launches a thousand or more small kernels to
 evaluate a short window, and a code predictor launches as many to compute one frame. Graphs are captured only before the
@@ -11,8 +12,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+
+
+def join(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the parameters one after another along the first dimension. They become views of the result."""
+    joined = torch.cat([parameter.data for parameter in parameters])
+    for parameter, view in zip(parameters, torch.split(joined, [len(part) for part in parameters]), strict=True):
+        parameter.data = view
+    return joined
+
+
+def join_linear(layers: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the weight and the bias, if they have one, of linear layers that read the same input, joined."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return join([layer.weight for layer in layers]), join(biases) if biases else None
+
+
+def normalize(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
+    """Returns the output of transformers' Qwen3OmniMoeRMSNorm or one like it, as one kernel."""
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
 
 logger = logging.getLogger(__name__)
 

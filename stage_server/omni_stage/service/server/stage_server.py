@@ -33,8 +33,7 @@ from omni_stage.service.request.runtime import StageRuntime, installed_versions
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.request.tracing import StageTracing, open_tracing
 from omni_stage.service.server.health import StageHealth
-from omni_stage.service.server.metrics_server import MetricsServer
-from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
+from omni_stage.service.server.ports import MetricsServer, Ports, bind, build_health_server, build_main_server
 from omni_stage.service.server.watchdog import Watchdog
 
 if TYPE_CHECKING:

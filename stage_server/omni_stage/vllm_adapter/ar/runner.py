@@ -20,7 +20,7 @@ Private interfaces of vLLM 0.32 used here, and why:
   and compiled code, for the check at start-up (compiled_check); `do_not_compile` of a module that vLLM compiles, which
   also counts in `_dummy_run`: no step with them, if that check fails.
 
-vLLM's V2 runner lacks most of these methods; `worker.py` refuses it.
+vLLM's V2 runner lacks most of these methods; `gpu_workers.py` refuses it.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ from omni_stage.vllm_adapter.process.env import apply_environment
 MODULES = (
     "omni_stage.service.server.stage_server",
     "omni_stage.engine.vllm_engine",
-    "omni_stage.vllm_adapter.ar.worker",
-    "omni_stage.vllm_adapter.diffusion.worker",
+    "omni_stage.vllm_adapter.gpu_workers",
 )
 _PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
 _SOURCES = {

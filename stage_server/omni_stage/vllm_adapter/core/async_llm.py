@@ -4,7 +4,7 @@ vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__`. It also starts 
 runs; otherwise it starts the loop at the first request. The subclass replaces the processor with our own, made with the
 same arguments, before the output loop starts.
 
-The kernel ends the engine's process when the *thread* that started it ends (process/children.py). Loading takes many
+The kernel ends the engine's process when the *thread* that started it ends (process/env.py). Loading takes many
 seconds, during which the event loop must answer health checks. So the engine is created on a separate thread, which
 lives until shutdown.
 """
@@ -42,7 +42,7 @@ from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
-from omni_stage.vllm_adapter.process.load_spans import without_load_spans
+from omni_stage.vllm_adapter.process.env import without_load_spans
 from omni_stage.vllm_adapter.process.start_errors import StartError, collecting_start_errors
 from omni_stage.vllm_adapter.process.template import template_processes
 

@@ -160,11 +160,11 @@ class EngineCore(Protocol):
 
 
 END_STREAM = "end_stream"
-"""Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker.py)."""
+"""Name of the method that ends a stream in the workers of one-shot stages (gpu_workers.py)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
 SERVE_EAGER = "serve_eager"
 WARM_STEPS = "warm_steps"
-"""Names of methods of all workers of autoregressive stages (ar/worker.py)."""
+"""Names of methods of all workers of autoregressive stages (gpu_workers.py)."""
 KERNELS_COMPILED = "kernels_compiled"
 """Name of a method of all workers (worker/compile_watch.py)."""
 STEPS_IN_FLIGHT = "batch_queue_size"

@@ -35,7 +35,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.exchange import FinishReason
-from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.payloads.additional_information import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
 from omni_stage.vllm_adapter.scheduling.payloads import find_raw_payload
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin

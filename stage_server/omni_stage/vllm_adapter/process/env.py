@@ -2,16 +2,34 @@
 
 Each entry point (`python -m omni_stage`, `OmniLLM`) calls `apply_environment` before vLLM is imported. Calling it again
 is harmless. Importing this module imports neither vLLM nor torch.
+
+Engine processes end with the stage server and do not get its signals: vLLM 0.32's engine core does not notice its
+parent's death, and aborts its requests on the first SIGTERM or SIGINT, which a terminal or a supervisor sends to the
+whole process group. Cores that are forked (template.py) are bound to their parent before they run anything. Where vLLM
+spawns a process, our plugin calls `bind_to_parent`: every engine process loads plugins first (`v1/engine/core.py`,
+`v1/worker/worker_base.py`).
+
+vLLM 0.32 sends spans of every process of an engine (`EngineCoreProc init`, `Load model`, ...) wherever
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set: `v1/engine/core.py` and `v1/executor/multiproc_executor.py` call
+`vllm.tracing.maybe_init_worker_tracer` unconditionally. Its gRPC exporter supports no TLS and sets no service name, and
+the spans belong to no request. The stage sends its own spans to that endpoint, and hides it from the engine.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
-from collections.abc import MutableMapping
+import signal
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from omni_proto.runtime.otlp import ENDPOINTS
+
 BIND_TO_PARENT = "OMNI_ENGINE_PARENT"
-"""Process id of the stage server: its engine processes end with it (children.py)."""
+"""Process id of the stage server: its engine processes end with it (`bind_to_parent`)."""
 NO_BIND_TO_PARENT = "OMNI_NO_BIND_TO_PARENT"
 """Set to 1 to let engine processes outlive a killed stage server, for a debugger."""
 
@@ -65,3 +83,46 @@ def apply_environment(environ: MutableMapping[str, str] | None = None, devices: 
 def usable_cpus() -> int:
     """Returns how many CPUs this process may run on (its affinity mask, which a container's cpuset narrows)."""
     return max(1, len(os.sched_getaffinity(0)))
+
+
+_READ_BY_VLLM = ENDPOINTS[0]
+
+
+@contextmanager
+def without_load_spans() -> Iterator[None]:
+    """Processes started within this context do not see the OTLP endpoint, so vLLM exports no spans from them."""
+    endpoint = os.environ.pop(_READ_BY_VLLM, None)
+    try:
+        yield
+    finally:
+        if endpoint is not None:
+            os.environ[_READ_BY_VLLM] = endpoint
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def bind_to_parent() -> bool:
+    """Put this engine process into its own session; have the kernel kill it (SIGKILL) when its parent's thread ends.
+
+    Returns True in an engine process. In other processes, does nothing and returns False. The kernel watches the
+    *thread* that started the process, so that thread must live as long as the engine (`core/async_llm.py`).
+    """
+    parent = multiprocessing.parent_process()
+    server = os.environ.get(BIND_TO_PARENT, "")
+    if parent is None or not sys.platform.startswith("linux") or not server.isdigit() or int(server) == os.getpid():
+        return False
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    die_with_parent(parent.pid or 0)
+    return True
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process (SIGKILL) when the thread of `parent` that started it ends. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        # The parent ended between the start of this process and the call above.
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -35,8 +35,7 @@ from typing import Any
 
 import setproctitle
 
-from omni_stage.vllm_adapter.process.children import die_with_parent
-from omni_stage.vllm_adapter.process.env import BIND_TO_PARENT
+from omni_stage.vllm_adapter.process.env import BIND_TO_PARENT, die_with_parent
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ _PRELOADED = (
     "omni_stage.engine.vllm_engine",
 )
 """Modules that both the stage server and its engine import."""
-_GPU_WORKERS = ("omni_stage.vllm_adapter.ar.worker", "omni_stage.vllm_adapter.diffusion.worker")
+_GPU_WORKERS = ("omni_stage.vllm_adapter.gpu_workers",)
 _CPU_WORKERS = ("omni_stage.vllm_adapter.cpu_workers",)
 """These break CUDA in the process that imports them."""
 _PYTHONS = ((3, 11), (3, 13))

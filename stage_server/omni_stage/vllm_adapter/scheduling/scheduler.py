@@ -49,7 +49,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from omni_stage.payloads.keys import OMNI_LATE_KEY
+from omni_stage.payloads.additional_information import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.scheduling.cached_prefixes import CachedPrefixes
 from omni_stage.vllm_adapter.scheduling.last_places import LastPlaces
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep, MediaTurns

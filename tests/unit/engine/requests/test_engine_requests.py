@@ -10,8 +10,8 @@ from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
+from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.models.component import EngineInput
 from omni_stage.payloads import (
     OMNI_PAYLOAD_KEY,

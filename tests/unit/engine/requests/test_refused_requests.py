@@ -9,9 +9,8 @@ import torch
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
-from omni_stage.engine.requests.conflicts import CONFLICTS, Feature, check_conflicts, find_conflicts
+from omni_stage.engine.requests.conflicts import CONFLICTS, EngineTraits, Feature, check_conflicts, find_conflicts
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.errors import (
     InvalidRequestError,
     InvalidTensorError,

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
-from omni_gateway.pages.page_files import FOLDER
+from omni_gateway.pages.document import FOLDER
 from support.tables import each_row
 
 FILES = sorted(path.name for path in FOLDER.iterdir())

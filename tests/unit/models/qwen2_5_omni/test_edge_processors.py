@@ -13,7 +13,7 @@ from omni_stage.errors import InvalidTensorError
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.processors import TextRows, talker2token2wav, thinker2talker
 from omni_stage.models.shared.config_file import torch_dtype
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
+from omni_stage.models.shared.talker_feed import THINKER_EMBEDDING, EmbeddingTable
 from support.media.samples import make_audio, make_image
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.sampling import resolve_sampling
-from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.errors import ConfigurationError, InvalidMediaError
 from omni_stage.models.component import (
     AudioPart,

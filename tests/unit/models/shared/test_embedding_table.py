@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
+from omni_stage.models.shared.talker_feed import THINKER_EMBEDDING, EmbeddingTable
 
 INDEX = "model.safetensors.index.json"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.voice.checkpoint import find_phonemizer
 from omni_stage.models.voice.text.english import English, read_dictionary
 from omni_stage.models.voice.text.letters import guess_phones
 from omni_stage.models.voice.text.numbers import cardinal, normalize, ordinal
-from omni_stage.models.voice.text.phonemizers import find_phonemizer
 from omni_stage.models.voice.text.symbols import MAX_IDS, SymbolTable, VoiceReader, Written, place_words
 
 DICTIONARY = """;;; comment

@@ -19,9 +19,8 @@ from omni_proto.client import (
     system,
     user,
 )
-from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.messages import call_metadata, prepare_call, sampling_params
-from omni_proto.client.prompt import as_chat
+from omni_proto.client.prompt import GenerateArguments, as_chat
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec

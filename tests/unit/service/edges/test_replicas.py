@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.client import AsyncOmniClient, ChatMessage, OmniClient
 from omni_proto.pipeline.components import EngineKind
-from omni_proto.rpc.balance import borrow
+from omni_proto.rpc.balance import watch
 from omni_proto.rpc.balance.choice import Fault, Reason
 from omni_proto.rpc.balance.pool import StageChannels
 from omni_proto.rpc.balance.report import LOAD_KEY, find_report
@@ -198,7 +198,7 @@ async def test_the_blocking_client_and_stages_use_it_too(kit: Kit, kind: str, mo
     stages = [await kit.serve() for _ in range(2)]
     target = "ipv4:" + ",".join(stage.target for stage in stages)
     if kind == "named":
-        monkeypatch.setattr(borrow, "resolver_of", lambda target: Pods(*stages).resolve)
+        monkeypatch.setattr(watch, "resolver_of", lambda target: Pods(*stages).resolve)
         target = stages[0].target
 
     def ask(client: OmniClient, count: int) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from omni_proto.runtime.connections import BoundedConnections, ConnectionTable, open_listener
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.server.metrics_server import MetricsServer
+from omni_stage.service.server.ports import MetricsServer
 from support.processes.polling import PATIENCE_S
 
 HOARD = 2_000

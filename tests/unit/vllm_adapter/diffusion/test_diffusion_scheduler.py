@@ -9,7 +9,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.payloads.additional_information import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, find_due, is_diffusion
 from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 

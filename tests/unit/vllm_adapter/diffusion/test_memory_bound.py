@@ -9,7 +9,7 @@ import torch
 
 from omni_proto.gpu_memory import CUDA_CONTEXT_BYTES, GIB
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.diffusion.worker import limit_torch_memory
+from omni_stage.vllm_adapter.gpu_workers import limit_torch_memory
 
 CUDA = torch.device("cuda", 0)
 

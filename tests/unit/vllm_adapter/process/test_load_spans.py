@@ -8,7 +8,7 @@ import pytest
 from vllm.tracing import otel
 
 from omni_proto.runtime.otlp import ENDPOINTS
-from omni_stage.vllm_adapter.process.load_spans import without_load_spans
+from omni_stage.vllm_adapter.process.env import without_load_spans
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -24,4 +24,4 @@ def test_an_engines_process_opens_no_exporter(monkeypatch: pytest.MonkeyPatch) -
         "the variable stays set, because the stage's own exporter reads it"
     )
     otel.init_otel_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")
-    assert opened == ["http://127.0.0.1:1"], "vLLM has changed: load_spans.py is not needed any more"
+    assert opened == ["http://127.0.0.1:1"], "vLLM has changed: without_load_spans is not needed any more"

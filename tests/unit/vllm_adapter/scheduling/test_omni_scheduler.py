@@ -16,12 +16,12 @@ from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
 from omni_stage.payloads import DEFAULT_LIMITS
-from omni_stage.payloads.keys import OMNI_LATE_KEY
+from omni_stage.payloads.additional_information import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
 from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
-from omni_stage.vllm_adapter.wiring.select import scheduler_cls
+from omni_stage.vllm_adapter.wiring.names import scheduler_cls
 from support.engines.scheduler_classes import BOTH
 
 

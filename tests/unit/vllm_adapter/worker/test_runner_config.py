@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
+from omni_stage.vllm_adapter.wiring.names import scheduler_cls, worker_cls
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 

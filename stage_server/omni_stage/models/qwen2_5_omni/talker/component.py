@@ -30,8 +30,13 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
 from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.config_file import torch_dtype
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole, repeat_limit
+from omni_stage.models.shared.talker_feed import (
+    THINKER_EMBEDDING,
+    EmbeddingTable,
+    TalkerFeed,
+    prepare_whole,
+    repeat_limit,
+)
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 # The checkpoint's generation_config.json is for the thinker: its end-of-text ids are not codec tokens.

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, read_layout
-from omni_stage.models.shared.fused import join_linear, normalize
+from omni_stage.models.shared.graphs import join_linear, normalize
 
 
 class ChunkDecoder:

@@ -44,8 +44,15 @@ from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
 from omni_stage.models.qwen3_omni.schemas import find_pace, talker2code2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.config_file import torch_dtype
-from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed, TalkerPart, TalkerPrompt, prepare_whole, repeat_limit
+from omni_stage.models.shared.talker_feed import (
+    THINKER_EMBEDDING,
+    EmbeddingTable,
+    TalkerFeed,
+    TalkerPart,
+    TalkerPrompt,
+    prepare_whole,
+    repeat_limit,
+)
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 GREEDY, SEED = "predictor_greedy", "predictor_seed"

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from omni_stage.models.shared.fused import join, join_linear, normalize
-from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
+from omni_stage.models.shared.graphs import Capture, GraphedFunction, join, join_linear, next_size, normalize
 
 logger = logging.getLogger(__name__)
 

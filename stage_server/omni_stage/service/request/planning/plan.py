@@ -8,11 +8,11 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from omni_proto.model_names import find_voice
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
 from omni_proto.tensors import EdgeAssembler, TensorSpec
-from omni_proto.voices import find_voice
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia

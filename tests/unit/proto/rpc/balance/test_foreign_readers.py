@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from omni_proto.client import AsyncOmniClient, ClientTls, OmniClient
-from omni_proto.rpc.balance import borrow
+from omni_proto.rpc.balance import watch
 from omni_proto.rpc.balance.report import LoadReport
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.peers.certificates import Authority
@@ -75,7 +75,7 @@ async def test_certificates_are_checked_against_the_name_of_the_stage(
     pods = [Pod(0.5), Pod(0.5)]
     servers = [await serve(pod, grpc.ssl_server_credentials([(pair.key, pair.certificate)])) for pod in pods]
     found = tuple(f"ipv4:127.0.0.1:{port}" for _, port in servers)
-    monkeypatch.setattr(borrow, "resolver_of", lambda target: lambda: found)
+    monkeypatch.setattr(watch, "resolver_of", lambda target: lambda: found)
     name = "localhost" if not server_name else "127.0.0.1"
     target, tls = f"{name}:{servers[0][1]}", ClientTls(ca=ca, server_name=server_name)
     async with AsyncOmniClient(target, tls=tls) as client:

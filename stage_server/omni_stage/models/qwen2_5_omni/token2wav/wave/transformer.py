@@ -37,7 +37,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
-from omni_stage.models.shared.fused import join
+from omni_stage.models.shared.graphs import join
 
 
 @dataclass(frozen=True, slots=True)
