@@ -10,7 +10,18 @@ import typer
 
 from omni_cli.checks import OutputFormat, fail, print_as
 from omni_cli.generate_options import ModalityOption
-from omni_cli.target_options import Ca, Cert, Endpoint, Key, Kubeconfig, Namespace, Pipeline, ServerName, Target, Tls
+from omni_cli.target_options import (
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    Kubeconfig,
+    Namespace,
+    Pipeline,
+    PipelineTarget,
+    ServerName,
+    Tls,
+)
 
 Voice = Annotated[str, typer.Option(help="Name of the voice.")]
 Modalities = Annotated[
@@ -60,7 +71,7 @@ def chat(
         "modalities": [item.value for item in modality or ()],
         "timeout": timeout,
     }
-    target = Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
+    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
     with target.open() as (address, client_tls):
         status = run_chat(
             address,
@@ -129,7 +140,7 @@ def bench(
         if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise fail(f"--plot {plot}: the name must end with .png, .svg or .pdf")
         from omni_cli.plots import draw_waits  # Here, because a run whose picture cannot be drawn is lost.
-    target = Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
+    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
     arguments: GenerateArguments = {
         "text": text,
         "voice": voice,

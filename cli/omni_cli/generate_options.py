@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from omni_cli.checks import fail
-from omni_cli.target_options import Ca, Cert, Endpoint, Key, Kubeconfig, Namespace, Pipeline, ServerName, Target, Tls
+from omni_cli.target_options import (
+    Ca,
+    Cert,
+    Endpoint,
+    Key,
+    Kubeconfig,
+    Namespace,
+    Pipeline,
+    PipelineTarget,
+    ServerName,
+    Tls,
+)
 
 
 class ModalityOption(StrEnum):
@@ -152,7 +163,7 @@ def generate(
     except InputFileError as error:
         raise fail(str(error)) from error
     outputs = Outputs(out, timeline, trace, json_file)
-    with Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name).open() as reached:
+    with PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name).open() as reached:
         address, client_tls = reached
         status = run_generate(address, arguments, outputs, max_tokens=max_tokens, tls=client_tls)
     raise typer.Exit(status)

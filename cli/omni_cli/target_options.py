@@ -50,7 +50,7 @@ ServerName = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PipelineTarget:
     """The pipeline that a command talks to."""
 
     endpoint: str | None

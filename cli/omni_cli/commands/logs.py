@@ -27,7 +27,7 @@ class LogsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LogSource:
     """Where lines come from: a pod, or the log of a local process."""
 
     stage: str
@@ -41,7 +41,7 @@ class LogEntry:
     """One line, with the lines that continue it, such as those of a traceback."""
 
     time: str
-    source: Source = field(compare=False)
+    source: LogSource = field(compare=False)
     text: str = field(compare=False)
     """The line without its time."""
     level: str = field(default="", compare=False)
@@ -60,7 +60,7 @@ class LogEntry:
         return {"from": self.source.name, "stage": self.source.stage, **said}
 
 
-def parse(lines: Iterable[str], source: Source) -> Iterator[LogEntry]:
+def parse(lines: Iterable[str], source: LogSource) -> Iterator[LogEntry]:
     """Yields the entries of a log. A line that is neither JSON nor begins with a time continues the entry before it, or
     has no time if it is the first."""
     last: LogEntry | None = None
@@ -78,7 +78,7 @@ def parse(lines: Iterable[str], source: Source) -> Iterator[LogEntry]:
         yield last
 
 
-def _parse_line(line: str, source: Source) -> LogEntry | None:
+def _parse_line(line: str, source: LogSource) -> LogEntry | None:
     if line.startswith("{"):
         try:
             fields = json.loads(line)
@@ -103,12 +103,12 @@ def merge(logs: Sequence[Iterable[LogEntry]]) -> Iterator[LogEntry]:
     return heapq.merge(*logs, key=lambda entry: entry.time)
 
 
-def local_logs(directory: Path) -> dict[Source, Iterable[str]]:
+def local_logs(directory: Path) -> dict[LogSource, Iterable[str]]:
     """Returns the lines of each log that `omnipipe run --log-dir` wrote. Raises LogsError."""
     files = sorted(directory.glob("*.log"))
     if not files:
         raise LogsError(f"{directory} has no *.log; give the directory of omnipipe run --log-dir")
-    return {Source(path.stem, path.name): _read_lines(path) for path in files}
+    return {LogSource(path.stem, path.name): _read_lines(path) for path in files}
 
 
 def _read_lines(path: Path) -> Iterator[str]:
@@ -116,20 +116,22 @@ def _read_lines(path: Path) -> Iterator[str]:
         yield from file
 
 
-def pod_logs(cluster: Cluster, pipeline: str | None, *, since_s: int, tail: int | None) -> dict[Source, Iterable[str]]:
+def pod_logs(
+    cluster: Cluster, pipeline: str | None, *, since_s: int, tail: int | None
+) -> dict[LogSource, Iterable[str]]:
     """Returns the lines of each stage pod of a pipeline, or of all pipelines of the namespace, and of the gateways.
 
     tail: the last lines of each pod; None: all. Raises ClusterError, and LogsError if there is no pod.
     """
-    found: dict[Source, Iterable[str]] = {}
+    found: dict[LogSource, Iterable[str]] = {}
     for pod in cluster.pods({PIPELINE_LABEL: pipeline or ""}):
         stage = pod["metadata"]["labels"].get(STAGE_LABEL, "")
-        found[Source(stage, pod["metadata"]["name"])] = _pod_lines(cluster, pod, "stage", since_s, tail)
+        found[LogSource(stage, pod["metadata"]["name"])] = _pod_lines(cluster, pod, "stage", since_s, tail)
     if not found:
         what = f"pipeline {pipeline}" if pipeline else f"namespace {cluster.namespace}"
         raise LogsError(f"{what} has no stage pods; omnipipe list shows the pipelines")
     for pod in _gateways(cluster):
-        found[Source("gateway", pod["metadata"]["name"])] = _pod_lines(cluster, pod, "gateway", since_s, tail)
+        found[LogSource("gateway", pod["metadata"]["name"])] = _pod_lines(cluster, pod, "gateway", since_s, tail)
     return found
 
 
@@ -155,7 +157,7 @@ def _pod_lines(cluster: Cluster, pod: Document, container: str, since_s: int, ta
             raise
 
 
-def select(logs: dict[Source, Iterable[str]], target: str | None) -> Iterator[LogEntry]:
+def select(logs: dict[LogSource, Iterable[str]], target: str | None) -> Iterator[LogEntry]:
     """Yields the entries of a stage, of a request, or all, by time."""
     stages = {source.stage for source in logs}
     if target in stages:

@@ -13,7 +13,7 @@ from omni_operator.scaling.decision import TARGET_SHARE
 from omni_proto.pipeline import ModelPathError, OmniPipeline
 from omni_proto.pipeline.compile import gpus_of
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.sim.capacity import STAGES, CapacityPlan, Promise, UnreachableError, Work, plan_capacity
+from omni_stage.models.sim.capacity import STAGES, CapacityPlan, ObjectiveUnreachableError, Promise, Work, plan_capacity
 from omni_stage.models.sim.tables import BUILT_IN, Table, list_built_in, read_table
 
 FIRST_AUDIO: Final = "first-audio"
@@ -27,7 +27,7 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PodPlan:
     """What a plan was made of, and what it says."""
 
     table: Table
@@ -112,7 +112,7 @@ def read_promise(given: Sequence[str], percentile: float | None, pipeline: OmniP
     return Promise(seconds, percentile or (objectives.percentile if objectives is not None else 95.0))
 
 
-def make_plan(pipeline: OmniPipeline, work: Work, promise: Promise, table: str | None) -> Plan:
+def make_plan(pipeline: OmniPipeline, work: Work, promise: Promise, table: str | None) -> PodPlan:
     """Returns the plan of a pipeline. table: name or directory of a table; None: the one that the stages use. Raises
     PlanError."""
     names = _find_parts(pipeline)
@@ -121,14 +121,16 @@ def make_plan(pipeline: OmniPipeline, work: Work, promise: Promise, table: str |
     limits = {part: stage.engine_args.max_num_seqs for part, stage in stages.items() if stage.engine_args.max_num_seqs}
     try:
         found = plan_capacity(shape, work, promise, limits)
-    except UnreachableError as error:
+    except ObjectiveUnreachableError as error:
         raise PlanError(str(error)) from error
     defaults = {
         part: stage.scaling.target_requests or TARGET_SHARE * limits[part]
         for part, stage in stages.items()
         if stage.scaling is not None and (stage.scaling.target_requests is not None or part in limits)
     }
-    return Plan(shape, work, promise, found, names, {part: gpus_of(stage) for part, stage in stages.items()}, defaults)
+    return PodPlan(
+        shape, work, promise, found, names, {part: gpus_of(stage) for part, stage in stages.items()}, defaults
+    )
 
 
 def _find_parts(pipeline: OmniPipeline) -> dict[str, str]:

@@ -40,7 +40,7 @@ START_TIMEOUT_S: Final = 120.0
 _log = logging.getLogger(__name__)
 
 
-class Turns:
+class TrialTurns:
     """Gives a number of places to clients in turn, and to the users of a client in turn. Used from one event loop.
 
     One user never holds the last place, so that others need not wait until its forms are tried.
@@ -138,7 +138,7 @@ class TrialPool:
     def __init__(self, tokenizer_info: Callable[[], Awaitable[bytes]]) -> None:
         """`tokenizer_info` returns xgrammar's information about the engine's tokenizer, as JSON."""
         self._tokenizer_info = tokenizer_info
-        self._turns = Turns()
+        self._turns = TrialTurns()
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._cached = 0
         self._process: asyncio.Task[_Process] | None = None

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_cli.commands.logs import LogsError, Source, format_entry, local_logs, parse, select
+from omni_cli.commands.logs import LogsError, LogSource, format_entry, local_logs, parse, select
 from omni_cli.main import app
 
-THINKER, TALKER = Source("thinker", "p-thinker-0"), Source("talker", "p-talker-0")
+THINKER, TALKER = LogSource("thinker", "p-thinker-0"), LogSource("talker", "p-talker-0")
 
 
 def as_json(seconds: str, request: str, message: str, **more: str) -> str:

@@ -29,7 +29,7 @@ _LEAST_GAIN_S: Final = 1e-4
 """A further pod that makes first audio earlier by less than this does not help."""
 
 
-class UnreachableError(OmniStageError):
+class ObjectiveUnreachableError(OmniStageError):
     """No number of pods keeps the promise. str() says why, and what does."""
 
 
@@ -114,11 +114,11 @@ class CapacityPlan:
 
 def plan_capacity(table: Table, work: Work, promise: Promise, most: Mapping[str, int] = {}) -> CapacityPlan:
     """Returns the fewest pods that keep the promise. most: requests that a pod's engine runs at once, by stage. Raises
-    UnreachableError."""
+    ObjectiveUnreachableError."""
     model = _Model(table, promise, most)
     alone = model.first_audio(work.times(1e-6), dict.fromkeys(STAGES, 1))
     if alone is None:
-        raise UnreachableError("the speech of a single request has gaps with this table; take a faster GPU")
+        raise ObjectiveUnreachableError("the speech of a single request has gaps with this table; take a faster GPU")
     pods = {stage: model.least_pods(stage, work) for stage in STAGES}
     while not model.keeps(work, pods):
         reached = model.first_audio(work, pods) or math.inf
@@ -127,13 +127,13 @@ def plan_capacity(table: Table, work: Work, promise: Promise, most: Mapping[str,
         if math.isinf(more[best]):
             best = "decoder"  # its waits make the gaps
         elif reached - more[best] < _LEAST_GAIN_S:
-            raise UnreachableError(
+            raise ObjectiveUnreachableError(
                 f"first audio is {reached:.3f} s at the {promise.percentile:g}th percentile however many pods there "
                 f"are, and {alone:.3f} s for a request alone; allow more, or take a faster GPU"
             )
         pods[best] += 1
         if sum(pods.values()) > MOST_PODS:
-            raise UnreachableError(f"{MOST_PODS} pods do not keep speech without gaps; take a faster GPU")
+            raise ObjectiveUnreachableError(f"{MOST_PODS} pods do not keep speech without gaps; take a faster GPU")
     for stage in STAGES:
         while pods[stage] > 1 and model.keeps(work, {**pods, stage: pods[stage] - 1}):
             pods[stage] -= 1
@@ -169,11 +169,11 @@ class _Model:
         object.__setattr__(self, "_cost", audio_cost(self.table.decoder))
 
     def least_pods(self, stage: str, work: Work) -> int:
-        """Returns the fewest pods with which a stage keeps up. Raises UnreachableError."""
+        """Returns the fewest pods with which a stage keeps up. Raises ObjectiveUnreachableError."""
         for pods in range(1, MOST_PODS + 1):
             if self._keeps_up(stage, work, pods):
                 return pods
-        raise UnreachableError(
+        raise ObjectiveUnreachableError(
             f"stage {stage} does not keep up with playback, or with the rate, with {MOST_PODS} pods either"
         )
 

@@ -25,7 +25,7 @@ POLL_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Verdict(Enum):
+class EngineVerdict(Enum):
     """The result of checking the engine."""
 
     HEALTHY = auto()
@@ -33,14 +33,14 @@ class Verdict(Enum):
     STUCK = auto()
 
 
-def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_timeout_s: float) -> Verdict:
+def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_timeout_s: float) -> EngineVerdict:
     """Returns the verdict on an engine. An engine is stuck if it has unfinished requests, and no step for more than
     step_timeout_s seconds. `last_step` and `now` are monotonic seconds."""
     if is_dead:
-        return Verdict.DEAD
+        return EngineVerdict.DEAD
     if unfinished > 0 and now - last_step > step_timeout_s:
-        return Verdict.STUCK
-    return Verdict.HEALTHY
+        return EngineVerdict.STUCK
+    return EngineVerdict.HEALTHY
 
 
 class Watchdog:
@@ -66,11 +66,11 @@ class Watchdog:
                 now=time.monotonic(),
                 step_timeout_s=self._step_timeout_s,
             )
-            if verdict is Verdict.DEAD:
+            if verdict is EngineVerdict.DEAD:
                 await self._on_dead()
                 await on_death()
                 return
-            if verdict is Verdict.STUCK and not stuck:
+            if verdict is EngineVerdict.STUCK and not stuck:
                 stuck = True
                 await self._on_stuck()
             await asyncio.sleep(POLL_S)

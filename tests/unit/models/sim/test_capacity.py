@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.scaling.equal_gpus import Heard, gpus_of, hear
 
-from omni_stage.models.sim.capacity import CapacityPlan, Promise, UnreachableError, Work, plan_capacity
+from omni_stage.models.sim.capacity import CapacityPlan, ObjectiveUnreachableError, Promise, Work, plan_capacity
 from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
 NEAR = 1.15
@@ -70,7 +70,7 @@ def test_the_target_is_what_a_pod_has_at_the_highest_rate() -> None:
     [(H100, 0.15, "however many pods"), (L40S, 5.0, "the speech of a single request has gaps")],
 )
 def test_what_no_number_of_pods_keeps(name: str, promised: float, said: str) -> None:
-    with pytest.raises(UnreachableError, match=said):
+    with pytest.raises(ObjectiveUnreachableError, match=said):
         plan(name, 1.0, 10.0, promised)
 
 
