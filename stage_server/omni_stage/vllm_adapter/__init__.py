@@ -18,7 +18,7 @@ By where it runs::
                                worker and scheduler classes
                  hooks         what a model class may do around a step
 
-vLLM gets the classes by name (`wiring.select`) and builds them itself: no class of vLLM is patched, and no object's
+vLLM gets the classes by name (`wiring.names`) and builds them itself: no class of vLLM is patched, and no object's
 class is replaced. process/template.py replaces one function of vLLM while an engine starts, and ar/expert_choices.py
 one method of routers during the check at start-up. Importing this package imports none of its modules.
 """
