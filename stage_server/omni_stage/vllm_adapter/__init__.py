@@ -12,6 +12,7 @@ By where it runs::
     worker       ar/           autoregressive stages: rows in, rows out, hooks after sampling
                  diffusion/    one-shot stages, their scheduler included: one step is one generation
                  worker/       code that both runners share
+                 gpu_workers   the workers of both kinds of stages
                  cpu_workers   the same classes for CPUs; never imported with a GPU
     start-up     checks/       the image, the GPU's driver, the checkpoint's tensors
     several      wiring/       packed outputs from the worker to the front end, keys and stop reasons, names of the
