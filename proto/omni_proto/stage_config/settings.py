@@ -93,8 +93,8 @@ class EngineArgs(ConfigModel):
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Cache of processed media in MiB, so that repeated media are not processed again. This memory comes on top of
-    limits.maxInflightBytes. Default: 0, no cache."""
+    """Cache of processed media in MiB, and another as large of decoded media, so that repeated media are neither
+    decoded nor processed again. This memory comes on top of limits.maxInflightBytes. Default: 0, no cache."""
     max_media_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Maximum share of the engine's time for encoding images, audio and video while requests without media to encode
     wait for tokens. Default: 0.5. 1 sets no limit, as in vLLM; the throughput of media is then highest."""

@@ -46,7 +46,7 @@ class DecodeJob:
         for slot, medium in zip(slots, media, strict=True):
             position += -position % mmap.PAGESIZE
             medium["out"] = position
-            needed, room, described = _describe(slot, rules)
+            needed, room, described = describe_job(slot, rules)
             medium |= described
             if "seconds" in described:
                 # The audio follows the frames, which take a whole number of pages.
@@ -137,7 +137,7 @@ def _paged(size: int) -> int:
     return size + -size % mmap.PAGESIZE
 
 
-def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
+def describe_job(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
     """Returns the working memory for a medium in bytes, the size of the result in bytes, and the worker's
     instructions."""
     header = slot.header

@@ -29,6 +29,7 @@ from omni_stage.errors import DrainingError, InvalidMediaError, OmniStageError, 
 from omni_stage.models.component import MediaPart
 from omni_stage.process.background import yield_cores
 from omni_stage.service.media.decode_job import DecodeJob
+from omni_stage.service.media.decoded import DecodedMedia, content_key
 from omni_stage.service.media.planning import only_field
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
@@ -141,9 +142,10 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 class MediaPool:
-    """Decodes in at most `workers` processes, which start on first use and are kept."""
+    """Decodes in at most `workers` processes, which start on first use and are kept. Keeps `kept_bytes` of results."""
 
-    def __init__(self, workers: int = WORKERS) -> None:
+    def __init__(self, workers: int = WORKERS, kept_bytes: int = 0) -> None:
+        self._kept = DecodedMedia(kept_bytes)
         self._places = asyncio.Semaphore(workers)
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
@@ -154,12 +156,27 @@ class MediaPool:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
-    async def decode(self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float) -> list[MediaPart]:
+    async def decode(
+        self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float, salt: str = ""
+    ) -> list[MediaPart]:
         """Returns the decoded media of a request: images and frames as RGB, audio as mono at the model's rate.
 
-        Raises InvalidMediaError, PrepareTimeoutError if a worker took longer than timeout_s, DrainingError, and
-        OmniStageError if no worker starts.
+        Those that were decoded before, for the same cache salt, may be the same objects as then. Raises
+        InvalidMediaError, PrepareTimeoutError if a worker took longer than timeout_s, DrainingError, and OmniStageError
+        if no worker starts.
         """
+        if not self._kept.limit:
+            return await self._decode(slots, rules, timeout_s)
+        keys = await self._in_thread(lambda: [content_key(slot, rules, salt) for slot in slots])
+        found = [self._kept.get(key) for key in keys]
+        new = [slot for slot, part in zip(slots, found, strict=True) if part is None]
+        decoded = iter(await self._decode(new, rules, timeout_s) if new else ())
+        parts = [part or next(decoded) for part in found]
+        for key, part in zip(keys, parts, strict=True):
+            self._kept.put(key, part)
+        return parts
+
+    async def _decode(self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float) -> list[MediaPart]:
         async with self._places:
             job = DecodeJob.plan(slots, rules, timeout_s)
             descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

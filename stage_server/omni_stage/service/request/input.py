@@ -131,6 +131,7 @@ class RequestInput:
         slots = await runtime.planners.check(receive_media, prompt.media, data, rules)
         del data
         timeline.decode_start = timeline.now()
-        parts = await runtime.media.decode(slots, rules, runtime.config.timeouts.prepare)
+        limit_s, salt = runtime.config.timeouts.prepare, self._plan.start.cache_salt
+        parts = await runtime.media.decode(slots, rules, limit_s, salt)
         timeline.decode_end = timeline.now()
         return parts

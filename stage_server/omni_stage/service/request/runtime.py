@@ -115,10 +115,11 @@ class StageRuntime:
     starting: CallQuota
     """Slots of calls that have not sent Start: no bytes are reserved for them yet."""
     tracing: StageTracing = field(default_factory=StageTracing)
-    media: MediaPool = field(default_factory=MediaPool)
+    media: MediaPool = field(init=False)
     planners: Planners = field(init=False)
     engine_ready: bool = False
     """Whether the engine has loaded and completed its warm-up request."""
 
     def __post_init__(self) -> None:
         self.planners = Planners(self.starting.in_all)
+        self.media = MediaPool(kept_bytes=(self.config.engine_args.mm_processor_cache_mib or 0) << 20)
