@@ -23,7 +23,7 @@ from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
-from omni_operator.kinds import PIPELINE_KIND, POD_MONITORS
+from omni_operator.kinds import PIPELINE_KIND, POD_MONITORS, ROUTE_KINDS
 from omni_operator.process.activators import Activators
 from omni_operator.process.kopf import PipelineWatch
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
@@ -33,6 +33,7 @@ from omni_operator.process.settings import OperatorSettings
 from omni_operator.process.watches import Watches
 from omni_operator.process.work_queue import WorkQueue
 from omni_operator.reconcile import Reconciler
+from omni_operator.rollout.policy import ENTRY_ROUTE
 from omni_operator.scaling.scaler import Scaler
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import new_store
@@ -93,6 +94,7 @@ class Controller:
         self._scaler = Scaler(settings, self._client, self._store, self._pipelines.scope_of, self._enqueue)
         self._reconciler.scale_notes = self._scaler.notes
         self._activators = Activators(settings.activator, self._enqueue_all)
+        self._reconciler.route_refusal = self._watches.describe_refusal
         self._reconciler.activator = lambda: self._activators.current
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
@@ -146,7 +148,9 @@ class Controller:
         self._note_conditions(NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 
     async def _discover_optional_kinds(self) -> None:
-        skip = () if self._settings.pod_monitors else (POD_MONITORS,)
+        skip = set() if self._settings.pod_monitors else {POD_MONITORS}
+        if ENTRY_ROUTE in self._settings.forbidden_fields:
+            skip |= set(ROUTE_KINDS.values())
         if POD_MONITORS in await self._watches.discover_optional(*skip):
             self._reconciler.pod_monitors = True
 

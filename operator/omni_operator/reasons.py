@@ -48,6 +48,12 @@ class Reason(StrEnum):
     LOAD_UNKNOWN = "LoadUnknown"
     OBJECTIVES_KEPT = "ObjectivesKept"
     OBJECTIVES_MISSED = "ObjectivesMissed"
+    # RouteAccepted
+    ACCEPTED = "Accepted"
+    ROUTE_PENDING = "RoutePending"
+    ROUTE_REFUSED = "RouteRefused"
+    ROUTE_UNRESOLVED = "RouteUnresolved"
+    ROUTE_UNAVAILABLE = "RouteUnavailable"
     # SpecUnderstood=False
     UNKNOWN_FIELDS = "UnknownFields"
     # Of pods
@@ -168,13 +174,13 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Delete other pipelines, or raise the chart's operator.maxPipelinesPerNamespace.",
     ),
     Reason.CHILD_CONFLICT: Explanation(
-        "Degraded=True, and Ready=False where the object is needed to serve",
+        "Degraded=True, and Ready=False where the object is needed to serve; RouteAccepted=False where it is the route",
         "An object with the name of one of the pipeline's children belongs to somebody else. The operator leaves that "
         "object untouched.",
         "Give the pipeline another name, or, if nobody needs the objects, run the command in the message.",
     ),
     Reason.APPLY_FAILED: Explanation(
-        "Degraded=True",
+        "Degraded=True; RouteAccepted=False alone where it is the route",
         "The operator could not write an object: the API server refuses it (an admission policy, a quota on objects, "
         "missing rights) or fails.",
         "Read the API server's answer in the message; the operator retries with growing pauses.",
@@ -222,6 +228,34 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "ObjectivesMet=False",
         "Within the window, clients did not get what spec.objectives promises.",
         "Give the stage in the message more pods (scaling does so by itself, up to maxReplicas), or promise less.",
+    ),
+    Reason.ACCEPTED: Explanation(
+        "RouteAccepted=True",
+        "Every Gateway of entry.route has accepted the route, or the Ingress has an address.",
+        "Nothing.",
+    ),
+    Reason.ROUTE_PENDING: Explanation(
+        "RouteAccepted=False",
+        "No controller has answered for the route since its last change.",
+        "Wait for seconds; if it lasts, check that the Gateway or IngressClass exists, and that its controller runs.",
+    ),
+    Reason.ROUTE_REFUSED: Explanation(
+        "RouteAccepted=False",
+        "A Gateway does not accept the route (Accepted=False): its listeners do not admit the namespace, the kind or "
+        "the host names.",
+        "Change entry.route or the Gateway, as the message says.",
+    ),
+    Reason.ROUTE_UNRESOLVED: Explanation(
+        "RouteAccepted=False",
+        "A Gateway accepts the route, but cannot use the Service behind it (ResolvedRefs=False).",
+        "Read the Gateway's answer in the message.",
+    ),
+    Reason.ROUTE_UNAVAILABLE: Explanation(
+        "RouteAccepted=False",
+        "The cluster lacks the API of the route, or the operator's Role has no rights to it. Everything else is served "
+        "and healed.",
+        "Install the Gateway API's CRDs, or upgrade the operator's Role, as the message says. The operator looks again "
+        "every five minutes.",
     ),
     Reason.ROLLOUT_PAUSED: Explanation(
         "Degraded=True, and Ready=False where no pod is left",

@@ -15,19 +15,21 @@ from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import ServerClock
-from omni_kube.errors import ApiError, ConflictError, DeniedError, NotFoundError, RetryClass
-from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
+from omni_kube.errors import ApiError, ConflictError, NotFoundError
+from omni_kube.objects import NamespacedName, ObjectKey, ObjectKind, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.desired.route import route_kind
 from omni_operator.kinds import ENDPOINT_SLICES, PIPELINE_KIND, STAGES, ChildKey
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.reasons import Reason
+from omni_operator.report import ALTERED_RECHECK_S, REPORTED_FAILURES, Report, describe_failure, result_of, schedule
 from omni_operator.rollout.activation import Activator, plan_activation
 from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
-from omni_operator.rollout.plan import Plan, Verified, plan_targets
+from omni_operator.rollout.plan import Verified, plan_targets
 from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (
@@ -39,9 +41,10 @@ from omni_operator.state.observe import (
 )
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import can_slim, slim_child
-from omni_operator.status.assessment import ChildError, Halt
+from omni_operator.status.assessment import Halt
 from omni_operator.status.events import EventGate, compute_events
 from omni_operator.status.publish import LackingFields, is_minor, live_status, write_events, write_status
+from omni_operator.status.route import judge_route
 from omni_operator.status.status import (
     compute_lost_status,
     compute_status,
@@ -49,34 +52,14 @@ from omni_operator.status.status import (
     refuse_excess,
     refuse_spec,
 )
+from omni_proto.pipeline import OmniPipeline
 
 MAX_PASSES: Final = 5
 """Maximum passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
 LIMIT_RECHECK_S: Final = 60.0
 """Pause before a pipeline beyond its namespace's limit is checked again: others may have been deleted by then."""
-CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before checking whether another object still has a child's name: no watch reports that object's deletion."""
-ALTERED_RECHECK_S: Final = 60.0
-"""Pause before a child that admission changed is applied again: no watch reports that a webhook or policy is gone."""
-REPORTED_FAILURES: Final = 4
-"""Consecutive failures after which the status reports even transient errors."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a reconcile."""
-
-    result: str
-    """unchanged, changed, conflict, refused (the pipeline, by the operator), denied (an object, by a quota or policy),
-    error or gone."""
-    retry: bool = False
-    """Whether it failed and must be retried with growing pauses."""
-    again_after_s: float | None = None
-    """Seconds after which to reconcile again even if no event arrives; with retry, the shortest pause."""
-    progressed: bool = False
-    """With retry: whether some of its writes succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +106,8 @@ class Reconciler:
         self._lacking = LackingFields()
         self.scale_notes: Callable[[NamespacedName], ScaleNotes | None] = lambda key: None
         """Returns what scaling found out about a pipeline."""
+        self.route_refusal: Callable[[ObjectKind, str], str] = lambda kind, namespace: ""
+        """Returns why no route of a kind can be kept in a namespace; empty if one can."""
         self.activator: Callable[[], Activator] = Activator
         """Returns where callers of a pipeline without pods are led."""
         self.pod_monitors = False
@@ -166,27 +151,35 @@ class Reconciler:
         settings = self._build_settings()
         self._try_altered_again(key, observed)
         decision = decide(spec.pipeline, observed, settings, now, self._verified, spec.revision)
-        known, unknown = await self._observe_more(key, observed, decision.plan)
+        known, unknown = await self._observe_more(key, observed, decision)
         if known is not observed:
             observed = known
             decision = decide(spec.pipeline, observed, settings, now, self._verified, spec.revision)
         self._slim(observed)
-        # 4. Apply, then prune.
-        outcome = Outcome()
-        if not decision.plan.is_empty:
+        unwatched = self._find_unwatched(spec.pipeline, key.namespace)
+        # 4. Apply, then prune. The route is apart: what refuses it holds up nothing else.
+        route = replace(decision.route, apply=(), why=()) if unwatched else decision.route
+        outcome = routed = Outcome()
+        if not (decision.plan.is_empty and route.is_empty):
             if not await self._is_fresh(key, observed):
                 return Pass()
             outcome = await self._applier.execute(decision.plan, observed, unknown)
-            if outcome.taken:
+            routed = await self._applier.execute(route, observed, unknown)
+            if taken := outcome.taken or routed.taken:
                 self._taken.add(key)
-            if (outcome.error is None or outcome.taken) and not is_last:
+            wrote = taken or outcome.writes + routed.writes > 0
+            if wrote and (outcome.error is None or outcome.taken) and not is_last:
                 # The queue gets no event for the operator's own writes, and they may make further writes possible.
                 return Pass(wrote=True)
         # 5. Write the scale targets, the status and Events.
         if outcome.error is None:
             written = await self._write_targets(decision, observed)
             outcome = written if written.error is not None else outcome
+        for failed in (outcome, routed):
+            if failed.error is not None:
+                _log.info("failed on %s: %s", failed.failed, failed.error)
         errors = describe_failure(outcome, failures)
+        refused = describe_failure(routed, REPORTED_FAILURES)
         status = compute_status(
             decision.pipeline,
             observed,
@@ -197,6 +190,7 @@ class Reconciler:
             ignored=spec.ignored,
             halt=halt,
             scale=self.scale_notes(key),
+            route=judge_route(decision.pipeline, observed, route, unwatched, refused),
         )
         # The activator has no certificate of the pipeline, so a pipeline with TLS leads nowhere.
         is_away = ready_reason(status) in (Reason.SLEEPING, Reason.WAKING) and not decision.rollout.serving_tls
@@ -205,7 +199,7 @@ class Reconciler:
         report = await self._publish(
             key, observed, status, now, "refused" if halt and result == "unchanged" else result
         )
-        return Pass(schedule(report, decision, outcome, now))
+        return Pass(schedule(report, decision, outcome, now, route_waits=bool(unwatched or refused)))
 
     def _find_stop(self, key: NamespacedName, observed: Observed) -> Halt | None:
         """Returns why the operator does nothing for a pipeline, whatever its spec; None if it acts."""
@@ -225,15 +219,16 @@ class Reconciler:
             self._verified.forget(child["metadata"]["uid"])
 
     async def _observe_more(
-        self, key: NamespacedName, observed: Observed, plan: Plan
+        self, key: NamespacedName, observed: Observed, decision: Decision
     ) -> tuple[Observed, Mapping[ChildKey, ApiError]]:
-        """Read from the API server the children that the plan is about and the store does not have. Returns observed
+        """Read from the API server the children that the plans are about and the store does not have. Returns observed
         itself if there are none. Also returns the children that cannot be read, with the error."""
-        if plan.unread:
-            observed = await observe_unread(self._client, observed, plan.unread)
-        if not plan.apply or key not in self._taken:
+        if decision.plan.unread:
+            observed = await observe_unread(self._client, observed, decision.plan.unread)
+        wanted = (*decision.plan.apply, *decision.route.apply)
+        if not wanted or key not in self._taken:
             return observed, {}
-        unlabelled = await observe_unlabelled(self._client, observed, plan.apply)
+        unlabelled = await observe_unlabelled(self._client, observed, wanted)
         if unlabelled.found:
             observed = add_children(observed, unlabelled.found)
         elif not unlabelled.unknown:
@@ -246,6 +241,11 @@ class Reconciler:
             if can_slim(child) and self._verified.holds(child):
                 name = ObjectKey(key.kind, observed.namespace, key.name)
                 self._store.shorten(name, version_of(child), slim_child)
+
+    def _find_unwatched(self, pipeline: OmniPipeline, namespace: str) -> str:
+        """Returns why the operator cannot keep the route that the pipeline asks for; empty if it can."""
+        kind = route_kind(pipeline.spec.entry.route)
+        return self.route_refusal(kind, namespace) if kind is not None else ""
 
     def _build_settings(self) -> BuildSettings:
         return BuildSettings(
@@ -357,38 +357,3 @@ class Reconciler:
 def ready_reason(status: Mapping[str, Any]) -> str:
     """Returns the reason of the condition Ready in a status; empty without one."""
     return next((one["reason"] for one in status.get("conditions", ()) if one["type"] == "Ready"), "")
-
-
-def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
-    """Returns what the status reports about a failed write: a refusal immediately, other errors only if they last."""
-    error = outcome.error
-    if error is None or error.retry is RetryClass.NEVER:
-        return []
-    if error.retry is not RetryClass.SLOWLY and failures < REPORTED_FAILURES:
-        return []
-    return [ChildError(outcome.failed, error.message)]
-
-
-def result_of(plan: Plan, outcome: Outcome) -> str:
-    """Returns the result of a reconcile that executed the plan; see Report.result."""
-    if outcome.error is not None:
-        return "denied" if isinstance(outcome.error, DeniedError) else "error"
-    if plan.conflicts:
-        return "conflict"
-    return "changed" if outcome.writes else "unchanged"
-
-
-def schedule(report: Report, decision: Decision, outcome: Outcome, now: datetime) -> Report:
-    """Returns the report with the time of the next reconcile."""
-    error = outcome.error
-    if error is not None:
-        _log.info("failed on %s: %s", outcome.failed, error)
-        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s, outcome.writes > 0)
-    pauses = [report.again_after_s] if report.again_after_s is not None else []
-    if decision.plan.conflicts:
-        pauses.append(CONFLICT_RECHECK_S)
-    if decision.plan.altered:
-        pauses.append(ALTERED_RECHECK_S)
-    if decision.rollout.recheck_at is not None:
-        pauses.append(max(1.0, (decision.rollout.recheck_at - now).total_seconds() + 1.0))
-    return Report(report.result, again_after_s=min(pauses, default=None))

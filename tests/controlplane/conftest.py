@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from support.controlplane.binaries import gateway_api_crds
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import MANIFESTS, OperatorProcess, grant_operator
-from support.controlplane.server.api import Api
+from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.fault_proxy import FaultProxy
 
 CRDS = MANIFESTS / "crd"
+GATEWAY_API = "gateway.networking.k8s.io"
 _numbers = itertools.count()
 
 
@@ -48,6 +51,17 @@ def api(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator
     client = control_plane.create_namespace(_namespace_name(request.node.name))
     yield client
     control_plane.admin.delete("Namespace", client.namespace)
+
+
+@pytest.fixture
+def gateway_api(control_plane: ControlPlane) -> Iterator[None]:
+    """Adds the Gateway API's own CRDs to the cluster for the test."""
+    control_plane.apply_crds(*gateway_api_crds())
+    yield
+    for file in gateway_api_crds():
+        control_plane.admin.delete("CustomResourceDefinition", yaml.safe_load(file.read_text())["metadata"]["name"])
+    # An operator that starts later must not find the kinds.
+    eventually(lambda: GATEWAY_API not in {one["name"] for one in control_plane.admin.call("GET", "/apis")["groups"]})
 
 
 @pytest.fixture

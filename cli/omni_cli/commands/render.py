@@ -30,9 +30,7 @@ def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSetti
     owner = Owner(pipeline.metadata.name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
     return [
-        *build_shared(
-            owner, serving=revision, tls=pipeline.spec.entry.tls is not None, service=pipeline.spec.entry.service
-        ),
+        *build_shared(owner, serving=revision, tls=pipeline.spec.entry.tls is not None, entry=pipeline.spec.entry),
         *build_revision_set(pipeline, revision, first_replicas(pipeline), owner, settings),
     ]
 

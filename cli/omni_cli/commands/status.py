@@ -104,7 +104,13 @@ def draw(found: Sequence[StageCost]) -> Any:
 
 Json = Mapping[str, Any]
 
-_GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "SpecUnderstood": "True"}
+_GOOD = {
+    "Ready": "True",
+    "Progressing": "False",
+    "Degraded": "False",
+    "SpecUnderstood": "True",
+    "RouteAccepted": "True",
+}
 _BAD_STYLES = {"Ready": "red", "Progressing": "yellow", "Degraded": "red"}
 POLL_S = 1.0
 
@@ -113,8 +119,9 @@ def draw_status(document: Json) -> RenderableType:
     """Returns the drawing of an OmniPipeline. document is the resource as the API server returns it."""
     metadata, status = document["metadata"], document.get("status") or {}
     head = Text.assemble((metadata["name"], "bold"), f"  namespace {metadata['namespace']}")
-    if status.get("url"):
-        head.append(f"  {status['url']}")
+    for url in ("url", "routeUrl"):
+        if status.get(url):
+            head.append(f"  {status[url]}")
     if not status.get("conditions"):
         return Group(head, Text("no status yet: is the operator running?", "yellow"), _draw_graph(document, status))
     parts: list[RenderableType] = [head]

@@ -29,10 +29,11 @@ from omni_operator.desired.metadata import build_child
 from omni_operator.desired.model_files import locate_model
 from omni_operator.desired.pod_settings import to_plain
 from omni_operator.desired.revision import dump_spec, pin_images
+from omni_operator.desired.route import build_route
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages, readers_of
+from omni_proto.pipeline.types.entry import Entry, EntryService
 from omni_proto.pipeline.types.pods import DisruptionBudget
-from omni_proto.pipeline.types.resource import EntryService
 from omni_proto.pipeline.types.scaling import STAGE_KIND
 from omni_proto.pod_contract import (
     GRPC_PORT,
@@ -52,17 +53,20 @@ def build_shared(
     serving: str | None,
     *,
     tls: bool = False,
-    service: EntryService | None = None,
+    entry: Entry | None = None,
     scaled: Sequence[str] = (),
 ) -> list[Manifest]:
-    """Returns the children that revisions share: the ServiceAccount, the scale targets and the stable Services.
+    """Returns the children that revisions share: the ServiceAccount, the scale targets, the stable Services and
+    the route to them from outside the cluster.
 
     The Services select the entry stage of the revision `serving`. If it is None, no revision serves yet, and they
-    select nothing. tls: whether that stage uses TLS. service: settings of the Service with the pipeline's name. scaled:
-    the stages that have scaling.
+    select nothing. tls: whether that stage uses TLS. entry: settings of the Service with the pipeline's name, and
+    the route. scaled: the stages that have scaling.
     """
     targets = [build_scale_target(owner, stage) for stage in scaled]
-    return [build_service_account(owner), *targets, *build_entry_services(owner, serving, tls=tls, service=service)]
+    given = entry or Entry()
+    services = build_entry_services(owner, serving, tls=tls, service=given.service)
+    return [build_service_account(owner), *targets, *services, *build_route(owner, given.route)]
 
 
 def build_scale_target(owner: Owner, stage: str) -> Manifest:
@@ -151,26 +155,25 @@ def build_config_map(build: StageBuild) -> Manifest:
     return build_child("ConfigMap", build.config_map, build.owner, build.labels, content)
 
 
-def build_entry_services(
-    owner: Owner, serving: str | None, *, tls: bool = False, service: EntryService | None = None
-) -> list[Manifest]:
+def build_entry_services(owner: Owner, serving: str | None, *, tls: bool, service: EntryService) -> list[Manifest]:
     """Returns the stable Services of a pipeline. Without a serving revision they have no endpoints.
 
     tls: whether clients reach the serving revision over TLS. service: settings of the one with the pipeline's name.
     """
-    given = service or EntryService()
     selector = names.entry_selector(owner.name, serving)
     labels = names.child_labels(owner.name)
     entry: Manifest = {"selector": selector, "ports": _ports(tls)}
-    if given.type != "ClusterIP":
-        entry["type"] = given.type
-    if given.load_balancer_class is not None:
-        entry["loadBalancerClass"] = given.load_balancer_class
+    if service.type != "ClusterIP":
+        entry["type"] = service.type
+    if service.load_balancer_class is not None:
+        entry["loadBalancerClass"] = service.load_balancer_class
     return [
         build_child(
             "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector, tls)}
         ),
-        build_child("Service", names.entry_service_name(owner.name), owner, labels, {"spec": entry}, given.annotations),
+        build_child(
+            "Service", names.entry_service_name(owner.name), owner, labels, {"spec": entry}, service.annotations
+        ),
     ]
 
 

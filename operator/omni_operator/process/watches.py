@@ -91,6 +91,22 @@ class Watches:
     def _any_current(self) -> bool:
         return any(self.is_current(scope) for scope in self._scopes)
 
+    def describe_refusal(self, kind: ObjectKind, namespace: str) -> str:
+        """Returns why no object of an optional kind can be kept in a namespace, and the remedy; empty if one can."""
+        scope = self._pipelines.scope_of(namespace)
+        reflector = next((one for one in self._reflectors if (one.kind, one.namespace) == (kind, scope)), None)
+        if reflector is None:
+            return (
+                f"the cluster has no {kind.plural}.{kind.group}, as far as the operator knows: install their CRD (the "
+                "operator looks for it every few minutes), or choose another kind"
+            )
+        if reflector.refused:
+            return (
+                f"the operator may not list and watch {kind.plural}.{kind.group}: give it the Role of its version "
+                "(the chart's, or manifests/rbac)"
+            )
+        return ""
+
     async def discover_optional(self, *skip: ObjectKind) -> set[ObjectKind]:
         """Watch optional kinds that the cluster has and that are not watched yet, except `skip`. Returns them."""
         found: set[ObjectKind] = set()

@@ -24,6 +24,7 @@ from omni_kube.objects import Manifest
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot, revision_of
+from omni_operator.kinds import KIND_BY_NAME, ROUTE_KINDS
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.policy import check_policy
 from omni_operator.rollout.rollout import Rollout, decide_rollout
@@ -154,6 +155,8 @@ class Decision:
     """Revision of the spec."""
     rollout: Rollout
     plan: Plan
+    route: Plan
+    """The writes of the route from outside the cluster. They may be refused without harm to what serves."""
 
 
 def decide(
@@ -172,7 +175,13 @@ def decide(
     snapshots = read_snapshots(observed, target)
     rollout = decide_rollout(pipeline, target, snapshots, observed, now)
     desired = build_desired({**snapshots, target: pipeline}, rollout, observed, settings)
-    return Decision(pipeline, target, rollout, compute_plan(desired, observed, rollout.keep, verified))
+    return Decision(
+        pipeline,
+        target,
+        rollout,
+        plan=compute_plan(desired, observed, rollout.keep, verified, KIND_BY_NAME.keys() - ROUTE_KINDS.keys()),
+        route=compute_plan(desired, observed, verified=verified, kinds=ROUTE_KINDS),
+    )
 
 
 def build_desired(
@@ -253,4 +262,4 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 def _build_shared(owner: Owner, serving: str, tls: bool, this: _This) -> tuple[Manifest, ...]:
     spec = this.pipeline.spec
     scaled = sorted(stage.name for stage in spec.stages if stage.scaling is not None)
-    return tuple(build_shared(owner, serving, tls=tls, service=spec.entry.service, scaled=scaled))
+    return tuple(build_shared(owner, serving, tls=tls, entry=spec.entry, scaled=scaled))

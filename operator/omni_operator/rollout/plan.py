@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from omni_kube.matching import find_difference, find_differences
 from omni_kube.objects import Manifest, controller_of, value_at
-from omni_operator.kinds import CHILD_KINDS, ChildKey, key_of
+from omni_operator.kinds import CHILD_KINDS, KIND_BY_NAME, ChildKey, key_of
 from omni_operator.names import (
     DESIRED_HASH_ANNOTATION,
     entry_service_name,
@@ -186,19 +186,22 @@ def compute_plan(
     observed: Observed,
     keep: Collection[ChildKey] = (),
     verified: Verified | None = None,
+    kinds: Collection[str] = KIND_BY_NAME,
 ) -> Plan:
     """Returns the plan of the writes that make the children equal to desired.
 
     A child is skipped if two things are true. Its desired-hash annotation equals the one in the desired manifest, so
     the manifest has not changed. And the desired manifest is a subset of the live object, so nobody has changed the
     object. keep: children that must not be pruned (Rollout.keep). Versions in verified are not compared again.
+    kinds: the children that the plan is about.
     """
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[ChildConflict] = []
     waiting: list[ChildKey] = []
     unread: list[ChildKey] = []
     altered: list[Altered] = []
-    for manifest in sorted(desired, key=lambda item: _apply_order(item, observed.name)):
+    wanted = [manifest for manifest in desired if manifest["kind"] in kinds]
+    for manifest in sorted(wanted, key=lambda item: _apply_order(item, observed.name)):
         live = observed.children.get(key_of(manifest))
         if live is None:
             apply.append((manifest, "missing"))
@@ -214,7 +217,7 @@ def compute_plan(
             altered.append(Altered(key_of(manifest), live["metadata"]["uid"], paths))
     return Plan(
         apply=tuple(manifest for manifest, _ in apply),
-        prune=_prunes({key_of(manifest) for manifest in desired} | set(keep), observed),
+        prune=_prunes({key_of(manifest) for manifest in wanted} | set(keep), observed, kinds),
         conflicts=tuple(conflicts),
         waiting=tuple(waiting),
         unread=tuple(unread),
@@ -254,11 +257,14 @@ def _conflict(live: Manifest, pipeline: str) -> ChildConflict:
     return ChildConflict(key_of(live), f"{owner['kind']} {owner['name']}", leftover)
 
 
-def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
+def _prunes(retained: set[ChildKey], observed: Observed, kinds: Collection[str]) -> tuple[Prune, ...]:
     found = [
         Prune(key, child["metadata"]["uid"], child["metadata"]["resourceVersion"])
         for key, child in observed.children.items()
-        if key not in retained and observed.owns(child) and "deletionTimestamp" not in child["metadata"]
+        if key.kind in kinds
+        and key not in retained
+        and observed.owns(child)
+        and "deletionTimestamp" not in child["metadata"]
     ]
     if any(item.key.kind == "ConfigMap" for item in found):
         # Only in this case, because the search walks every pod and ReplicaSet, and usually there is nothing to prune.

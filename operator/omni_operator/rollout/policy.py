@@ -12,13 +12,14 @@ from typing import Final
 from omni_proto.pipeline import OmniPipeline, PipelineError, Problem
 from omni_proto.pipeline.types.pods import PodSettings
 
-ENTRY_SERVICE: Final = "entry.service"
+ENTRY_ROUTE: Final = "entry.route"
+_ENTRY: Final = {"entry.service": "service", ENTRY_ROUTE: "route"}
 EXTRA_ENGINE_ARGS: Final = "extraEngineArgs"
 FORBIDDABLE: Final[dict[str, str]] = {
     **{field.alias or name: name for name, field in PodSettings.model_fields.items()},
-    ENTRY_SERVICE: "",
+    **_ENTRY,
 }
-"""Fields that can be forbidden, by their name in the resource, with the name of the attribute of PodSettings.
+"""Fields that can be forbidden, by their name in the resource, with the name of the attribute of PodSettings or Entry.
 EXTRA_ENGINE_ARGS is not one of them: it is forbidden unless a setting of its own allows it."""
 
 
@@ -42,8 +43,8 @@ def _list_forbidden(pipeline: OmniPipeline, forbidden: Sequence[str]) -> Iterato
                         "administrator",
                     )
             continue
-        if field == ENTRY_SERVICE:
-            found = ["spec.entry.service"] if "service" in spec.entry.model_fields_set else []
+        if field in _ENTRY:
+            found = [f"spec.{field}"] if _ENTRY[field] in spec.entry.model_fields_set else []
         else:
             found = [f"{path}.{field}" for path, place in places if getattr(place, FORBIDDABLE[field]) is not None]
         for path in found:

@@ -14,7 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from omni_kube.objects import Manifest
-from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, PIPELINE_KIND, SLICE_MANAGER_LABEL, SLICE_SERVICE_LABEL
+from omni_operator.kinds import (
+    FIELD_MANAGER,
+    KIND_BY_NAME,
+    PIPELINE_KIND,
+    ROUTE_KINDS,
+    SLICE_MANAGER_LABEL,
+    SLICE_SERVICE_LABEL,
+)
 from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_operator.state.observed import is_sealed
 from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
@@ -77,8 +84,9 @@ def slim_child(manifest: Manifest) -> Manifest:
 
 
 def can_slim(manifest: Manifest) -> bool:
-    """Returns whether a verified child may be kept as a hash. ControllerRevisions may not: their data is read."""
-    return SLIM not in manifest and manifest["kind"] != "ControllerRevision"
+    """Returns whether a verified child may be kept as a hash. Not a ControllerRevision, whose data is read, nor a
+    route, whose status is read."""
+    return SLIM not in manifest and manifest["kind"] not in ("ControllerRevision", *ROUTE_KINDS)
 
 
 _UNREAD_METADATA: Final = frozenset({"managedFields", "annotations"})

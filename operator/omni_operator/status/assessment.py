@@ -11,6 +11,7 @@ from omni_operator.rollout.rollout import Phase
 from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.container_causes import Cause
 from omni_operator.state.pod_causes import rank_of
+from omni_operator.status.conditions import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Assessment:
     scale: ScaleNotes | None = None
     """What scaling found out; None if it decided nothing yet, or if no stage has scaling."""
     halt: Halt | None = None
+    route: Verdict | None = None
+    """The verdict on the route from outside the cluster; None if there is to be none."""
     asleep: bool = False
     """Whether the pipeline has no pods because nobody uses it."""
     waking: bool = False

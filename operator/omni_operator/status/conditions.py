@@ -17,6 +17,8 @@ SCALING: Final = "Scaling"
 """Written only if a stage has scaling."""
 OBJECTIVES_MET: Final = "ObjectivesMet"
 """Written only if the spec has objectives, once there are answers to judge."""
+ROUTE_ACCEPTED: Final = "RouteAccepted"
+"""Written only if the spec has a route."""
 SPEC_UNDERSTOOD: Final = "SpecUnderstood"
 """Written only while it is False."""
 RECONCILING: Final = "Reconciling"
@@ -28,6 +30,7 @@ CONDITION_TYPES: Final = (
     DEGRADED,
     SCALING,
     OBJECTIVES_MET,
+    ROUTE_ACCEPTED,
     SPEC_UNDERSTOOD,
     RECONCILING,
     STALLED,

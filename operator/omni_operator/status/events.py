@@ -13,6 +13,7 @@ from omni_operator.status.conditions import (
     OBJECTIVES_MET,
     PROGRESSING,
     READY,
+    ROUTE_ACCEPTED,
     SCALING,
     SPEC_UNDERSTOOD,
 )
@@ -85,7 +86,7 @@ def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -
     before, after = _by_type(previous), _by_type(new)
     events: list[EventData] = []
     short = any(stage.get("readyReplicas", 0) < stage.get("replicas", 0) for stage in new.get("stages", ()))
-    for kind in (DEGRADED, READY, PROGRESSING, SCALING, OBJECTIVES_MET, SPEC_UNDERSTOOD):
+    for kind in (DEGRADED, READY, PROGRESSING, SCALING, OBJECTIVES_MET, ROUTE_ACCEPTED, SPEC_UNDERSTOOD):
         event = _transition(kind, before.get(kind, {}), after[kind], short) if kind in after else None
         # Ready and Degraded often change for the same reason, which is reported once.
         if event is not None and event.reason not in {other.reason for other in events}:
@@ -113,10 +114,12 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], 
         return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
     if kind == PROGRESSING and reason == Reason.ENTRY_NOT_READY:
         return None  # the last moments of a start, or Ready reports it
-    if kind in (SCALING, OBJECTIVES_MET):
+    if kind in (SCALING, OBJECTIVES_MET, ROUTE_ACCEPTED):
         if holds:
             return EventData("Normal", reason, message) if flips_to_good else None
-        return EventData("Normal" if reason == Reason.LOAD_UNKNOWN else "Warning", reason, message)
+        return EventData(
+            "Normal" if reason in (Reason.LOAD_UNKNOWN, Reason.ROUTE_PENDING) else "Warning", reason, message
+        )
     is_warning = kind == SPEC_UNDERSTOOD or reason == Reason.ROLLOUT_NEEDS_CAPACITY
     return EventData("Warning" if is_warning else "Normal", reason, message)
 

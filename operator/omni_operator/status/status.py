@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.objects import find_condition, value_at
+from omni_operator.desired.route import route_url
 from omni_operator.names import (
     entry_selector,
     entry_service_name,
@@ -88,16 +89,17 @@ def compute_status(
     ignored: Sequence[str] = (),
     halt: Halt | None = None,
     scale: ScaleNotes | None = None,
+    route: Verdict | None = None,
 ) -> Status:
     """Returns the whole status to write. It equals the live status if nothing has changed.
 
     pipeline has the spec that is in force. ignored: unknown fields of the live spec. halt: why the live spec is not in
-    force. scale: what scaling found out.
+    force. scale: what scaling found out. route: the verdict on the route.
     """
-    assessment = replace(
-        assess(pipeline, observed, rollout, plan, now, errors, ignored=ignored, halt=halt), scale=scale
-    )
-    return _build(assessment, observed, pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls), now)
+    assessed = assess(pipeline, observed, rollout, plan, now, errors, ignored=ignored, halt=halt)
+    assessment = replace(assessed, scale=scale, route=route)
+    url = pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls)
+    return _build(assessment, observed, url, now, route_url(pipeline.spec.entry.route))
 
 
 def compute_lost_status(observed: Observed, halt: Halt, now: datetime) -> Status:
@@ -149,7 +151,7 @@ def describe_deletion(observed: Observed) -> Halt:
     )
 
 
-def _build(assessment: Assessment, observed: Observed, url: str, now: datetime) -> Status:
+def _build(assessment: Assessment, observed: Observed, url: str, now: datetime, route: str = "") -> Status:
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
     verdicts = judge(assessment)
@@ -160,6 +162,7 @@ def _build(assessment: Assessment, observed: Observed, url: str, now: datetime) 
         "readyStages": f"{ready}/{len(assessment.stages)}",
         "stages": [_stage_entry(stage, observed, assessment.scale) for stage in assessment.stages],
         "url": url,
+        **({"routeUrl": route} if route else {}),
     }
 
 

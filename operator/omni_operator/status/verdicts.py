@@ -5,7 +5,7 @@ Ready        a client can connect and is served: every stage of the serving revi
              the old revision serves until the new one can.
 Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
-Scaling, ObjectivesMet  in capacity.py
+Scaling, ObjectivesMet  in capacity.py; RouteAccepted  in route.py
 SpecUnderstood  written only while it is False: the operator does not know a field or a value of the spec.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from omni_operator.kinds import FIELD_MANAGER
 from omni_operator.names import MANAGED_BY_LABEL, entry_service_name, headless_service_name
 from omni_operator.reasons import Reason
-from omni_operator.rollout.plan import Altered
+from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
 from omni_operator.status.assessment import Assessment, ChildError, StageState, worst_of
@@ -27,6 +27,7 @@ from omni_operator.status.conditions import (
     OBJECTIVES_MET,
     PROGRESSING,
     READY,
+    ROUTE_ACCEPTED,
     SCALING,
     SPEC_UNDERSTOOD,
     Verdict,
@@ -43,6 +44,7 @@ def judge(assessment: Assessment) -> dict[str, Verdict]:
     more = {
         SCALING: judge_scaling(assessment),
         OBJECTIVES_MET: judge_objectives(assessment),
+        ROUTE_ACCEPTED: assessment.route,
         SPEC_UNDERSTOOD: judge_spec(assessment),
     }
     return verdicts | {kind: verdict for kind, verdict in more.items() if verdict is not None}
@@ -71,7 +73,7 @@ def judge_ready(assessment: Assessment) -> Verdict:
         return Verdict(False, Reason.SUSPENDED, "spec.suspend is true, no pods run; set it to false to serve")
     entries = (entry_service_name(assessment.pipeline), headless_service_name(assessment.pipeline))
     if any(item.key.kind == "Service" and item.key.name in entries for item in assessment.foreign):
-        return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(assessment))
+        return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(assessment.foreign, assessment.namespace))
     if assessment.asleep:
         return Verdict(
             True, Reason.SLEEPING, "nobody uses the pipeline, so it has no pods; a request to a gateway wakes it"
@@ -109,7 +111,7 @@ def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Ver
         also = f"; {_stages(others)} {_have(others)} no ready pod either" if others else ""
         return Verdict(False, worst.cause.reason, f"stage {worst.name}: {worst.cause.message}{also}")
     if assessment.foreign:
-        return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(assessment))
+        return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(assessment.foreign, assessment.namespace))
     if assessment.errors:
         return Verdict(False, Reason.APPLY_FAILED, describe_errors(assessment.errors))
     if assessment.phase is Phase.WAITING:
@@ -299,7 +301,7 @@ def find_blockers(assessment: Assessment) -> list[Blocker]:
     """Returns everything that stands in the way, the most severe first."""
     blockers: list[Blocker] = []
     if assessment.foreign:
-        blockers.append(Blocker(Reason.CHILD_CONFLICT, describe_conflicts(assessment)))
+        blockers.append(Blocker(Reason.CHILD_CONFLICT, describe_conflicts(assessment.foreign, assessment.namespace)))
     if assessment.errors:
         blockers.append(Blocker(Reason.APPLY_FAILED, describe_errors(assessment.errors)))
     if decisive := [item for item in assessment.altered if is_decisive(item)]:
@@ -325,9 +327,8 @@ def describe_altered(items: Sequence[Altered]) -> str:
     )
 
 
-def describe_conflicts(assessment: Assessment) -> str:
+def describe_conflicts(found: Sequence[ChildConflict], namespace: str) -> str:
     """Returns which names are taken, by whom, and the command that frees them."""
-    found = assessment.foreign
     first, more = found[0], len(found) - 1
     owner = f"belongs to {first.owner}" if first.owner else "was not made by the operator"
     others = f", and {more} more of the pipeline's names are taken" if more else ""
@@ -336,7 +337,7 @@ def describe_conflicts(assessment: Assessment) -> str:
     it = "them" if more else "it"
     return (
         f"{first.key.kind} {first.key.name} {owner}{others}; the operator does not change {it}. Give the pipeline "
-        f"another name, or, if nobody needs {it}: kubectl delete -n {assessment.namespace} {named}{again}"
+        f"another name, or, if nobody needs {it}: kubectl delete -n {namespace} {named}{again}"
     )
 
 

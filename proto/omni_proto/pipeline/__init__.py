@@ -31,11 +31,11 @@ from omni_proto.pipeline.read.load import (
     type_document as type_document,
     type_live_document as type_live_document,
 )
+from omni_proto.pipeline.types.entry import EntryTls as EntryTls
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES as GPU_RESOURCES
 from omni_proto.pipeline.types.resource import (
     API_VERSION as API_VERSION,
     KIND as KIND,
-    EntryTls as EntryTls,
     Model as Model,
     OmniPipeline as OmniPipeline,
     Stage as Stage,

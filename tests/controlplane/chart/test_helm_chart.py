@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
+from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries, gateway_api_crds
 from support.controlplane.charts.chart_variants import EVERYTHING, VARIANTS
 from support.controlplane.charts.helm import (
     CHART,
@@ -38,7 +38,7 @@ CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition
 @pytest.fixture(scope="module")
 def server(api_server: ApiServer) -> ApiServer:
     """Returns the API server with the variants' namespaces and the CRDs of the Prometheus operator and Gateway API."""
-    api_server.apply_crds(*OTHER_CRDS)
+    api_server.apply_crds(*OTHER_CRDS, *gateway_api_crds())
     for name in (NAMESPACE, "team-a", "team-b", "2024"):
         api_server.create_namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
     return api_server

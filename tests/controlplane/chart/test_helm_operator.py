@@ -48,12 +48,19 @@ def test_rights_are_those_of_the_plain_manifests(helm: Helm, values: Mapping[str
     assert rendered == role_rules(file, kind)
 
 
-def test_rights_of_pod_monitors_go_with_their_switch(helm: Helm) -> None:
-    """Disabling PodMonitors removes the RBAC rule for podmonitors, and no other rule."""
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"metrics": {"podMonitors": {"enabled": False}}}, [["podmonitors"]]),
+        ({"operator": {"forbiddenFields": ["env", "entry.route"]}}, [["ingresses"], ["grpcroutes", "httproutes"]]),
+    ],
+    ids=["PodMonitors", "routes"],
+)
+def test_rights_go_with_their_switch(helm: Helm, values: Mapping[str, Any], gone: list[list[str]]) -> None:
+    """Disabling PodMonitors removes the RBAC rule for podmonitors, and no other rule; forbidding routes likewise."""
     full = pick_one(helm.template(), "ClusterRole", suffix="-omnipipeline")["rules"]
-    values = {"metrics": {"podMonitors": {"enabled": False}}}
     less = pick_one(helm.template(values), "ClusterRole", suffix="-omnipipeline")["rules"]
-    assert [rule["resources"] for rule in full if rule not in less] == [["podmonitors"]]
+    assert [rule["resources"] for rule in full if rule not in less] == gone
 
 
 def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:

@@ -87,6 +87,7 @@ def test_verbs(
     proxy: FaultProxy,
     make_operator: Callable[..., OperatorProcess],
     pod_monitor_crd: None,
+    gateway_api: None,
 ) -> None:
     with make_operator(server=proxy.url) as operator:
         api.apply(build_two_stages())
@@ -117,6 +118,19 @@ def test_verbs(
         account = api.list("ServiceAccount", labels="omnipipeline.io/pipeline=omni")[0]["metadata"]["name"]
         api.delete("ServiceAccount", account)
         wait_settled(api)
+        # A route of each kind, whose labels somebody removes, then none.
+        gateways = {"parentRefs": [{"name": "public"}]}
+        for kind, route in (
+            ("GRPCRoute", {"gatewayApi": gateways}),
+            ("HTTPRoute", {"gatewayApi": {**gateways, "kind": "HTTPRoute"}}),
+            ("Ingress", {"ingress": {"host": "omni.example.com"}}),
+        ):
+            api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}, entry={"route": route}))
+            eventually(lambda kind=kind: api.find(kind, "omni"))
+            api.patch(kind, "omni", {"metadata": {"labels": None}})
+            eventually(lambda kind=kind: "labels" in api.get(kind, "omni")["metadata"])
+        api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}))
+        eventually(lambda: not api.list("Ingress"))
         eventually(lambda: not api.list("OmniStage"))
         wait_idle(operator)
     assert [call for call in proxy.calls if call.status == 403] == []

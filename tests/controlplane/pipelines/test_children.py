@@ -21,7 +21,7 @@ from omni_operator.kinds import CHILD_KINDS
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.pipeline.read.offline import load_checked
-from support.controlplane.binaries import find_binaries
+from support.controlplane.binaries import find_binaries, gateway_api_crds
 from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.schemas import LOCATION, write_schemas
@@ -97,7 +97,10 @@ EVERYTHING: dict[str, Any] = {
         "startupSeconds": 61,
         "terminationGracePeriodSeconds": 99,
     },
-    "entry": {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/lb", "annotations": {"a": ""}}},
+    "entry": {
+        "service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/lb", "annotations": {"a": ""}},
+        "route": {"ingress": {"host": "*.example.com"}, "annotations": {"a": ""}},
+    },
     "timeouts": {"request": 12.5},
     "rollout": {"maxSurge": "25%", "maxUnavailable": 1},
 }
@@ -107,6 +110,10 @@ RESOURCES = {
     "claims": [{"name": "a"}, {"name": "b", "request": "big"}],
 }
 
+PARENTS = [
+    {"name": "a", "namespace": "b", "sectionName": "c"},
+    {"name": "a", "namespace": "b", "sectionName": "d", "port": 443},
+]
 PIPELINES = {
     **{sample.stem: load_pipeline(sample) for sample in SAMPLES},
     "everything": make_pipeline(
@@ -117,6 +124,15 @@ PIPELINES = {
         spec={"model": {"uri": "hf://org/model", "cache": {"persistentVolumeClaim": "models"}}}
     ),
     "suspended": make_single(replicas=0, spec={"suspend": True}),
+    "routed": make_single(
+        spec={"entry": {"route": {"gatewayApi": {"parentRefs": PARENTS, "hostnames": ["a.example", "*.b.example"]}}}}
+    ),
+    "routed by HTTP": make_single(
+        spec={"entry": {"route": {"gatewayApi": {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}}}}
+    ),
+    "routed by an Ingress": make_single(
+        spec={"entry": {"route": {"ingress": {"ingressClassName": "a", "host": "a.example", "tlsSecretName": "a"}}}}
+    ),
     "mirror": make_single(spec={"model": {"uri": "hf://org/model"}}),
 }
 SETTINGS = BuildSettings(
@@ -126,8 +142,8 @@ SETTINGS = BuildSettings(
 
 @pytest.fixture(scope="module")
 def server(api_server: ApiServer) -> ApiServer:
-    """Returns the API server, with the PodMonitor CRD."""
-    api_server.apply_crds(POD_MONITOR_CRD)
+    """Returns the API server, with the CRDs of PodMonitors and of the Gateway API's routes."""
+    api_server.apply_crds(POD_MONITOR_CRD, *gateway_api_crds())
     return api_server
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.controlplane import envtest
-from support.controlplane.go_build import BuildError, Program, build_programs
+from support.controlplane.go_build import SOURCE, BuildError, Program, build_programs
 from support.processes.build_cache import cache_root, say
 
 GO_MODULES = Path(__file__).resolve().parents[2] / "controlplane" / "go"
@@ -40,7 +40,7 @@ class Module:
     folder: str = ""
     """The folder's name, if it is not `name`."""
     in_copy: bool = False
-    """See build_programs."""
+    """See build_programs, and find_source."""
 
     @property
     def path(self) -> Path:
@@ -74,6 +74,7 @@ MODULES = (
         by_name=True,
     ),
     Module("otelcol", (Program("otelcol", "."),), by_name=True),
+    Module("gateway-api", (), by_name=True, in_copy=True),
     Module(
         "keda",
         (Program("keda", "./cmd/operator"), Program("keda-adapter", "./cmd/adapter")),
@@ -110,6 +111,23 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
         _build(list(modules.values()))
         found |= {name: path for name in missing if (path := _find(name))}
     return {name: found[name] for name in wanted}
+
+
+def find_source(name: str) -> Path:
+    """Returns the folder with the files of a module that is built in_copy.
+    Raises:
+        BinariesMissingError: it is not in the cache, and cannot be downloaded.
+    """
+    (module,) = (module for module in MODULES if module.name == name)
+    if not cache_directory(module).is_dir():
+        _build([module])
+    return cache_directory(module) / SOURCE
+
+
+def gateway_api_crds() -> list[Path]:
+    """Returns the published CRDs of routes, of the Gateway API's standard channel."""
+    folder = find_source("gateway-api") / "config" / "crd" / "standard"
+    return [folder / f"gateway.networking.k8s.io_{plural}.yaml" for plural in ("grpcroutes", "httproutes")]
 
 
 def list_missing(names: Iterable[str]) -> set[str]:
@@ -151,6 +169,8 @@ def main() -> int:
     """Builds missing programs and prints all paths. Returns the exit status."""
     try:
         found = find_binaries(*sys.argv[1:])
+        if not sys.argv[1:]:
+            find_source("gateway-api")
     except BinariesMissingError as error:
         say(str(error))
         return 1

@@ -47,7 +47,7 @@ def build_programs(module: Path, programs: Sequence[Program], cache: Path, *, in
     go = _find_go()
 
     def fill(building: Path) -> None:
-        say(f"building {', '.join(program.name for program in programs)} into {cache} (once)")
+        say(f"building {', '.join(program.name for program in programs) or module.name} into {cache} (once)")
         folder = _copy_required(go, module, building / SOURCE) if in_copy else module
         for program in programs:
             _build(go, folder, program, building)

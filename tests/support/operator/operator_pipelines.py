@@ -67,7 +67,7 @@ def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS) -> lis
     """Returns all children of a pipeline whose revision serves."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
-    return [*build_shared(owner, revision), *build_set(pipeline, settings)]
+    return [*build_shared(owner, revision, entry=pipeline.spec.entry), *build_set(pipeline, settings)]
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:

@@ -284,6 +284,17 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "most 32",
         "has 33 keys; at most 32",
     ),
+    "an address as a route's host": Bad(
+        (edit("spec/entry/route/ingress", {"host": "192.0.2.1"}),),
+        "spec.entry.route.ingress.host",
+        "should match",
+        "must be a host name such as voice.example.com or *.example.com, in lower case, and no IP address",
+    ),
+    "a route without Gateways": Bad(
+        (edit("spec/entry/route/gatewayApi", {"parentRefs": []}),),
+        "spec.entry.route.gatewayApi.parentRefs",
+        "at least 1",
+    ),
     "rollout share": Bad(
         (edit("spec/rollout", {"maxSurge": "110%"}),),
         "spec.rollout.maxSurge",

@@ -275,6 +275,21 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "spec.entry.service.annotations",
         'reserved: ["omnipipeline.io/desired-hash"]; use a domain of your own',
     ),
+    "a reserved annotation of the route": Bad(
+        (edit("spec/entry/route", {"ingress": {"host": "a.example"}, "annotations": {"omnipipeline.io/x": ""}}),),
+        "spec.entry.route.annotations",
+        'reserved: ["omnipipeline.io/x"]; use a domain of your own',
+    ),
+    "a route to nowhere": Bad(
+        (edit("spec/entry/route", {"annotations": {"a": "b"}}),),
+        "spec.entry.route",
+        "0 of gatewayApi, ingress are set; set exactly one",
+    ),
+    "a route and an ingress": Bad(
+        (edit("spec/entry/route", {"gatewayApi": {"parentRefs": [{"name": "a"}]}, "ingress": {"host": "a.example"}}),),
+        "spec.entry.route",
+        "2 of gatewayApi, ingress are set; set exactly one",
+    ),
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),
         "spec.model.uri",

@@ -236,6 +236,31 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
             },
         ),
     ),
+    "entry behind Gateways": (
+        edit(
+            "spec/entry/route",
+            {
+                "gatewayApi": {
+                    "parentRefs": [
+                        {"name": "a", "namespace": "infra", "sectionName": "grpc"},
+                        {"name": "a", "namespace": "infra", "sectionName": "grpcs"},
+                        {"name": "a", "port": 8443},
+                    ],
+                    "hostnames": ["omni.example.com", "*.omni.example.com", "localhost"],
+                },
+                "annotations": {"external-dns.alpha.kubernetes.io/ttl": "60"},
+            },
+        ),
+    ),
+    "entry behind a Gateway without GRPCRoute": (
+        edit("spec/entry/route/gatewayApi", {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}),
+    ),
+    "entry behind an Ingress": (
+        edit(
+            "spec/entry/route/ingress",
+            {"ingressClassName": "nginx", "host": "*.example.com", "tlsSecretName": "example-com"},
+        ),
+    ),
     "pods far from one another": (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "Exists"}]}),),
     "node label absent": (node_affinity({"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}),),
     "engine arguments": (first(engineArgs=_ENGINE),),

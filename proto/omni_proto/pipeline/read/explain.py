@@ -59,12 +59,13 @@ _FIELD_HINTS: Final = {
     "tlssecret": "the Secret of the certificate is tls.secretName",
     "securitycontext": "user and groups are set by podSecurityContext; everything else of it is set by the operator",
     "extravolumes": "volumes are set by volumes and volumeMounts",
+    **dict.fromkeys(("classname", "parentrefs", "httproute", "grpcroute"), "a route is spec.entry.route"),
     "extraenv": "variables are set by env and envFrom",
     **dict.fromkeys(("autoscaling", "minreplicas", "maxreplicas"), "pods follow the load by stages[].scaling"),
     **dict.fromkeys(
         ("port", "servicetype", "ingress"),
-        "clients connect to the Service with the pipeline's name, port 50051, of the type spec.entry.service.type; for "
-        "HTTP use the gateway",
+        "clients connect to the Service with the pipeline's name, port 50051, of the type spec.entry.service.type, or "
+        "through spec.entry.route; for HTTP use the gateway",
     ),
     **dict.fromkeys(
         ("args", "command", "livenessprobe", "readinessprobe", "startupprobe"),

@@ -12,11 +12,11 @@ from typing import Final
 from pydantic import BaseModel
 
 from omni_proto.pipeline.rules.components import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
+from omni_proto.pipeline.rules.entry import ENTRY_ROUTE_RULES, ENTRY_SERVICE_RULES
 from omni_proto.pipeline.rules.graph import GRAPH_RULES
 from omni_proto.pipeline.rules.pods import (
     BUDGET_RULES,
     CLAIM_RULES,
-    ENTRY_SERVICE_RULES,
     ENV_FROM_RULES,
     ENV_SOURCE_RULES,
     ENV_VAR_RULES,
@@ -33,7 +33,7 @@ from omni_proto.pipeline.rules.resources import (
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
 from omni_proto.pipeline.rules.scaling import OBJECTIVES_RULE, REPLICAS_RULE, SCALING_RULES, ZERO_RULE
-from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api, scaling
+from omni_proto.pipeline.types import entry, kubernetes as k8s, pods, resource as api, scaling
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import (
     COMPONENT_PATTERN,
@@ -317,7 +317,8 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
         ZERO_RULE,
     ),
     api.Model: _MODEL,
-    api.EntryService: ENTRY_SERVICE_RULES,
+    entry.EntryService: ENTRY_SERVICE_RULES,
+    entry.EntryRoute: ENTRY_ROUTE_RULES,
     pods.PodSettings: _POD_SETTINGS,
     pods.EnvVar: ENV_VAR_RULES,
     pods.EnvVarSource: ENV_SOURCE_RULES,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.rules.rule import Rule, quote
+from omni_proto.pipeline.rules.rule import Rule, one_of, quote
 from omni_proto.pipeline.types import pods
 
 GRACE_BEYOND_REQUEST_S: Final = 30
@@ -17,17 +17,6 @@ engine's shutdown."""
 
 def _list(names: tuple[str, ...]) -> str:
     return f"[{', '.join(map(quote, names))}]"
-
-
-def _one_of(*fields: str) -> Rule:
-    """Returns the rule that exactly one of the fields is set."""
-    is_set = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size()"
-    return Rule(
-        summary=f"exactly one of {', '.join(f'`{field}`' for field in fields)} is set",
-        rule=f"{is_set} == 1",
-        words=f"%d of {', '.join(fields)} are set; set exactly one",
-        values=(is_set,),
-    )
 
 
 ENV_VAR_RULES: Final = (
@@ -47,8 +36,8 @@ ENV_VAR_RULES: Final = (
         field=".valueFrom",
     ),
 )
-ENV_SOURCE_RULES: Final = (_one_of("secretKeyRef", "configMapKeyRef", "fieldRef"),)
-ENV_FROM_RULES: Final = (_one_of("configMapRef", "secretRef"),)
+ENV_SOURCE_RULES: Final = (one_of("secretKeyRef", "configMapKeyRef", "fieldRef"),)
+ENV_FROM_RULES: Final = (one_of("configMapRef", "secretRef"),)
 
 VOLUME_RULES: Final = (
     Rule(
@@ -58,7 +47,7 @@ VOLUME_RULES: Final = (
         values=("self.name",),
         field=".name",
     ),
-    _one_of("configMap", "secret", "persistentVolumeClaim", "csi", "image"),
+    one_of("configMap", "secret", "persistentVolumeClaim", "csi", "image"),
 )
 
 _TAKEN = (
@@ -83,7 +72,7 @@ MOUNT_RULES: Final = (
     ),
 )
 
-CLAIM_RULES: Final = (_one_of("resourceClaimName", "resourceClaimTemplateName"),)
+CLAIM_RULES: Final = (one_of("resourceClaimName", "resourceClaimTemplateName"),)
 
 BUDGET_RULES: Final = (
     Rule(
@@ -91,22 +80,6 @@ BUDGET_RULES: Final = (
         rule="!(has(self.minAvailable) && has(self.maxUnavailable))",
         words="minAvailable and maxUnavailable are both set; keep one",
         field=".minAvailable",
-    ),
-)
-
-ENTRY_SERVICE_RULES: Final = (
-    Rule(
-        summary="`loadBalancerClass` is for type LoadBalancer only",
-        rule="!has(self.loadBalancerClass) || (has(self.type) && self.type == 'LoadBalancer')",
-        words="loadBalancerClass needs type: LoadBalancer; set this type, or remove loadBalancerClass",
-        field=".loadBalancerClass",
-    ),
-    Rule(
-        summary="`annotations` has no key of the domain omnipipeline.io",
-        rule="!has(self.annotations) || !self.annotations.exists(k, k.contains('omnipipeline.io/'))",
-        words="annotations of the domain omnipipeline.io are reserved: %s; use a domain of your own",
-        values=("self.annotations.filter(k, k.contains('omnipipeline.io/'))",),
-        field=".annotations",
     ),
 )
 

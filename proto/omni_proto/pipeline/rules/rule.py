@@ -62,3 +62,14 @@ def keys_match(pattern: str, max_length: int, form: str) -> Rule:
         words=f"keys must be {form}; found %s",
         values=(f"self.filter(k, !({good}))",),
     )
+
+
+def one_of(*fields: str) -> Rule:
+    """Returns the rule that exactly one of the fields is set."""
+    is_set = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size()"
+    return Rule(
+        summary=f"exactly one of {', '.join(f'`{field}`' for field in fields)} is set",
+        rule=f"{is_set} == 1",
+        words=f"%d of {', '.join(fields)} are set; set exactly one",
+        values=(is_set,),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api
+from omni_proto.pipeline.types import entry, kubernetes as k8s, pods, resource as api
 from omni_proto.stage_config import (
     COMPONENT_PATTERN,
     EXTRA_NAME_PATTERN,
@@ -41,6 +41,7 @@ FORMS: Final[Mapping[str, str]] = {
     k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
     k8s.PERCENT_PATTERN: "a percentage such as 25%, or a whole number without quotes",
     api.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
+    entry.HOST_PATTERN: "a host name such as voice.example.com or *.example.com, in lower case, and no IP address",
     api.OTLP_PATTERN: "an address with its port (1 to 65535) such as http://collector.observability.svc:4317",
     api.VOICE_PATTERN: f"a name of {_VOICE}",
 }

@@ -11,13 +11,12 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
+from omni_proto.pipeline.types.entry import Entry
 from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     SERVER_DEFAULT,
     SUBDOMAIN,
-    AnnotationValue,
     IntOrPercent,
-    LabelKey,
     Resources,
     SecretKeyReference,
     SubdomainName,
@@ -26,7 +25,6 @@ from omni_proto.pipeline.types.kubernetes import (
 from omni_proto.pipeline.types.pods import PodSettings
 from omni_proto.pipeline.types.scaling import Objectives, Replicas, Scaling
 from omni_proto.stage_config import (
-    ClientCertificates,
     ComponentId,
     ConfigModel,
     EdgeMode,
@@ -47,37 +45,6 @@ VOICE_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9 ._-]*[A-Za-z0-9])?$"
 
 ModelAlias = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=MODEL_ALIAS_PATTERN)]
 Voice = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=VOICE_PATTERN)]
-
-
-class EntryTls(ConfigModel):
-    """The certificate of the entry stage. Clients then connect over TLS 1.2 or newer."""
-
-    secret_name: SubdomainName
-    """Secret in the pipeline's namespace with tls.crt and tls.key (and ca.crt), as cert-manager writes it. A renewed
-    certificate is served without a restart."""
-    client_certificates: ClientCertificates = ClientCertificates.IGNORED
-    """Required: clients must present a certificate signed by the ca.crt of the same Secret."""
-
-
-class EntryService(ConfigModel):
-    """The stable Service with the pipeline's name."""
-
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    """Who reaches it: pods of the cluster, or also clients outside of it. Use TLS, or the HTTP gateway with keys,
-    before clients from outside reach it."""
-    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=16)] = Field(default_factory=dict)
-    """Annotations, e.g. of the cloud's load balancer."""
-    load_balancer_class: LabelKey | None = None
-    """Implementation of the load balancer. Default: the cluster's."""
-
-
-class Entry(ConfigModel):
-    """How clients reach the pipeline."""
-
-    service: EntryService = EntryService()
-    """The stable Service with the pipeline's name."""
-    tls: EntryTls | None = None
-    """TLS between clients and the entry stage. Default: plaintext, without authentication."""
 
 
 class Aliases(ConfigModel):

@@ -27,7 +27,7 @@ class Condition(ConfigModel):
     """One aspect of the pipeline's state, in the form that Kubernetes' tools know."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    """Ready, Progressing, Degraded, Scaling, ObjectivesMet, SpecUnderstood, Reconciling or Stalled."""
+    """Ready, Progressing, Degraded, Scaling, ObjectivesMet, RouteAccepted, SpecUnderstood, Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Generation | None = None
@@ -84,6 +84,7 @@ class PipelineStatus(ConfigModel):
     )
     """Ready: clients can connect and are served. Progressing: a change is being rolled out. Degraded: something failed.
     Scaling, with scaling only: pods follow the load. ObjectivesMet, with objectives only: what is promised is kept.
+    RouteAccepted, with entry.route only: a Gateway or an Ingress controller leads clients to the Service.
     SpecUnderstood, only while it is False: the operator does not know a field or a value of the spec."""
     ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Number of ready stages, out of all stages, e.g. 2/3."""
@@ -94,6 +95,9 @@ class PipelineStatus(ConfigModel):
     url: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051, and grpcs:// where the entry has
     TLS."""
+    route_url: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Where clients outside the cluster connect once RouteAccepted is True, by the first host name of entry.route:
+    grpcs://HOST:443, or the first parentRef's port; grpc:// at port 80 and at an Ingress without a certificate."""
     names: Annotated[list[NameStatus], Field(max_length=32, json_schema_extra=list_map("name"))] = Field(
         default_factory=list
     )

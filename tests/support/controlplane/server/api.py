@@ -54,6 +54,9 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "OmniPipeline": ("omnipipeline.io/v1alpha1", "omnipipelines", True),
     "OmniStage": ("omnipipeline.io/v1alpha1", "omnistages", True),
     "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers", True),
+    "GRPCRoute": ("gateway.networking.k8s.io/v1", "grpcroutes", True),
+    "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes", True),
+    "Ingress": ("networking.k8s.io/v1", "ingresses", True),
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors", True),
 }
 

@@ -14,9 +14,11 @@ from omni_operator import names
 from omni_operator.desired.build_settings import Owner
 from omni_operator.desired.children import build_revision_set, build_scale_target
 from omni_operator.desired.metadata import seal
-from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, key_of
+from omni_operator.desired.route import build_route
+from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, ROUTE_KINDS, key_of
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
+from omni_proto.pipeline.types.entry import EntryRoute
 from omni_proto.pod_contract import REVISION_LABEL
 from support.operator.operator_pipelines import (
     OWNER,
@@ -32,6 +34,12 @@ HASH = names.DESIRED_HASH_ANNOTATION
 LONGEST_PIPELINE_AND_STAGE = 54
 """The largest number of characters that the CRD allows for PIPELINE-STAGE."""
 
+ROUTES = (
+    {"gatewayApi": {"parentRefs": [{"name": "a"}]}},
+    {"gatewayApi": {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}},
+    {"ingress": {"host": "a.example"}},
+)
+
 
 class TestEveryChild:
     """Rules for children of every kind."""
@@ -39,6 +47,7 @@ class TestEveryChild:
     CHILDREN = [
         *build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()])),
         build_scale_target(OWNER, "talker"),
+        *(build_route(OWNER, EntryRoute.model_validate(route))[0] for route in ROUTES),
     ]
 
     def test_kinds_and_numbers(self) -> None:
@@ -52,6 +61,7 @@ class TestEveryChild:
             "Deployment": 3,
             "PodDisruptionBudget": 3,
             "OmniStage": 1,
+            **dict.fromkeys(ROUTE_KINDS, 1),
         }
         assert {child["kind"] for child in self.CHILDREN} == set(KIND_BY_NAME)
 
@@ -85,6 +95,7 @@ class TestEveryChild:
             ("Service", "demo"),
             ("Service", "demo-headless"),
             ("OmniStage", "demo-talker"),
+            *((kind, "demo") for kind in ROUTE_KINDS),
         }
 
     def test_children_share_no_parts_that_one_could_change_for_another(self) -> None:

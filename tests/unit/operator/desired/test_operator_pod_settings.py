@@ -9,6 +9,7 @@ import pytest
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.children import build_shared
 from omni_operator.desired.revision import compute_revision
+from omni_proto.pipeline.types.entry import Entry, EntryService
 from omni_proto.pipeline.types.pods import (
     RESERVED_PREFIX,
     RESERVED_TREES,
@@ -16,7 +17,6 @@ from omni_proto.pipeline.types.pods import (
     RESERVED_VOLUMES,
     PodSettings,
 )
-from omni_proto.pipeline.types.resource import EntryService
 from support.operator.operator_pipelines import GPU, build_all, make_pipeline, make_single, make_stages, pick, pod_spec
 from support.operator.pod_templates import HUB, all_containers, env_of
 
@@ -161,7 +161,7 @@ def test_disruption_budget(replicas: int, given: Any, expected: Any) -> None:
 
 def test_entry_service() -> None:
     given = EntryService(type="LoadBalancer", load_balancer_class="example.com/lb", annotations={"example.com/a": "b"})
-    _, headless, entry = build_shared(Owner("demo", "ns"), "abc1234", service=given)
+    _, headless, entry = build_shared(Owner("demo", "ns"), "abc1234", entry=Entry(service=given))
     assert (entry["spec"]["type"], entry["spec"]["loadBalancerClass"]) == ("LoadBalancer", "example.com/lb")
     assert entry["metadata"]["annotations"]["example.com/a"] == "b"
     assert headless["spec"]["clusterIP"] == "None"

@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
 from omni_kube.api.transport import ApiConnection, Transport
-from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.kinds import INGRESSES, PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
@@ -111,11 +111,14 @@ async def test_a_namespace_with_one_refused_kind_is_not_decided_about(
 
 async def test_an_optional_kind_may_be_refused(server: Started) -> None:
     api, watches, _ = server
-    api.refuses = lambda namespace, plural: plural == "podmonitors"
+    api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "ingresses")
     await watches.start()
-    assert {kind.plural for kind in await watches.discover_optional()} == {"podmonitors", "omnistages"}
+    assert "the cluster has no ingresses.networking.k8s.io" in watches.describe_refusal(INGRESSES, "kept")
+    assert await watches.discover_optional() == {kind for kind in WATCHED_KINDS if kind.optional}
     assert await watches.discover_optional() == set(), "they are watched already"
     await until(lambda: watches.is_current("kept") and watches.is_current("gone"))
+    assert watches.describe_refusal(INGRESSES, "kept") == ""
+    assert "may not list and watch ingresses" in watches.describe_refusal(INGRESSES, "gone")
 
 
 async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:

@@ -20,6 +20,7 @@ from support.operator.operator_pipelines import make_single
         ({"podSecurityContext": {}}, "spec.stages[0].podSecurityContext"),
         ({"spec": {"defaults": {"schedulerName": "volcano"}}}, "spec.defaults.schedulerName"),
         ({"spec": {"entry": {"service": {"type": "LoadBalancer"}}}}, "spec.entry.service"),
+        ({"spec": {"entry": {"route": {"ingress": {"host": "a.example"}}}}}, "spec.entry.route"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -34,8 +35,8 @@ def test_a_forbidden_field_is_named(fields: dict[str, Any], path: str) -> None:
 
 
 def test_the_setting() -> None:
-    settings = parse_settings(["--forbidden-fields", "env,envFrom,entry.service"], {})
-    assert settings.forbidden_fields == ("env", "envFrom", "entry.service")
+    settings = parse_settings(["--forbidden-fields", "env,envFrom,entry.route"], {})
+    assert settings.forbidden_fields == ("env", "envFrom", "entry.route")
     with pytest.raises(
         OperatorSettingsError, match=r"--forbidden-fields names 'envs', but can name only image, imageP"
     ):

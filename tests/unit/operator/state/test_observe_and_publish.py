@@ -12,7 +12,7 @@ from omni_kube.errors import ApiError, RetryClass, api_error
 from omni_kube.objects import NamespacedName
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.reconcile import REPORTED_FAILURES, describe_failure, result_of
+from omni_operator.report import REPORTED_FAILURES, describe_failure, result_of
 from omni_operator.rollout.apply import Outcome
 from omni_operator.rollout.decide import decide, parse_live_pipeline
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
