@@ -22,9 +22,9 @@ Serve = contextlib.AbstractAsyncContextManager[int]
 
 async def report(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second, and
-    /never waits until the client has left."""
+    /never waits until the client has left. /early reads no body. /stream does not state the length of its answer."""
     size = 0
-    while True:
+    while scope["path"] != "/early":
         message = await receive()
         size += len(message.get("body", b""))
         if not message.get("more_body", False):
@@ -35,7 +35,10 @@ async def report(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if scope["path"] == "/slow":
         await asyncio.sleep(0.5)
     body = f"{size} bytes, {len(scope['headers'])} lines".encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    length = [] if scope["path"] == "/stream" else [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    if not length:
+        await send({"type": "http.response.body", "body": b"streamed, ", "more_body": True})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -66,6 +69,45 @@ async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
     answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return answer.decode()
+
+
+async def exchange(port: int, sent: bytes) -> list[bytes]:
+    """Returns what a client gets until the connection ends: head, body, and so on."""
+    reader, writer = await connect(port)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    writer.close()
+    return answer.split(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("line", [b"", b"connection: keep-alive\r\n", b"expect: 100-continue\r\n"])
+@pytest.mark.parametrize("path", [b"/", b"/stream"])
+async def test_a_client_of_http_1_0_gets_no_chunks_and_no_100(path: bytes, line: bytes) -> None:
+    """It would read them as part of the body, or as the answer (RFC 9112, section 6.1; RFC 9110, section 10.1.1)."""
+    async with serve(Bounds()) as port:
+        head, body = await exchange(port, b"POST %b HTTP/1.0\r\n%bcontent-length: 2\r\n\r\nab" % (path, line))
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    assert body == b"streamed, " * (path == b"/stream") + b"2 bytes, %d lines" % (2 if line else 1)
+
+
+@pytest.mark.parametrize(("body", "is_read"), [(b"a" * 60, True), (b"", False), (b"a" * 9, False)])
+async def test_nothing_follows_an_answer_that_did_not_wait_for_an_expected_body(body: bytes, is_read: bool) -> None:
+    """A proxy may not send the body of a request that is refused, and sends the next one, perhaps of another user."""
+    expecting = b"POST /early HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 60\r\n\r\n"
+    following = b"GET /next HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    arrived.clear()
+    async with serve(Bounds()) as port:
+        reader, writer = await connect(port)
+        writer.write(expecting + body)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        assert (b"connection: close" in head) is not is_read
+        if is_read:
+            writer.write(following)
+        await asyncio.wait_for(reader.read(), PATIENCE_S)  # to the end of the connection
+        writer.close()
+    assert arrived == (["/early", "/next"] if is_read else ["/early"])
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
