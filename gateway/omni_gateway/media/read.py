@@ -15,24 +15,11 @@ from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 from omni_proto.media_headers import describe_wrong
 
-IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/jpg", "image/pjpeg", "image/x-png")
-"""Registered and common names, here and below. Programs also take a file's suffix for its type. Only the bytes decide
-what a file is."""
-VIDEO_TYPES: Final = (
-    *("video/mp4", "video/webm", "video/x-matroska", "video/quicktime", "video/matroska", "video/mov", "video/x-m4v"),
-    *("video/mkv", "video/x-mkv", "video/x-quicktime"),
-)
-AUDIO_TYPES: Final = (
-    *("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave", "audio/x-pn-wav", "audio/flac", "audio/x-flac"),
-    *("audio/mpeg", "audio/mp3", "audio/mpeg3", "audio/x-mp3", "audio/x-mpeg", "audio/ogg", "audio/opus", "audio/oga"),
-    *("audio/vorbis", "audio/mp4", "audio/m4a", "audio/x-m4a", "audio/aac", "audio/aacp", "audio/x-aac"),
-    *("audio/webm", "audio/x-matroska", "audio/matroska", "application/ogg", *VIDEO_TYPES),
-    *("audio/aiff", "audio/x-aiff", "audio/aif", "audio/basic", "audio/au", "audio/x-au", "audio/x-caf", "audio/caf"),
-    *("audio/amr", "audio/amr-wb", "audio/3gpp", "video/3gpp", "audio/3gpp2"),
-)
-"""Recorders of browsers and phones name audio in MP4 or WebM video."""
-UNTYPED: Final = ("", "application/octet-stream", "binary/octet-stream")
-"""Types of data: URIs that say nothing."""
+IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
+AUDIO_TYPES: Final = ("audio/*", "video/*", "application/ogg")
+VIDEO_TYPES: Final = ("video/*",)
+"""What a server is asked for. The type that a URL of data or an answer states is not read: only the bytes decide what a
+file is, and programs write image/*, undefined, or the type of another file."""
 _MAX_HEAD: Final = 1024
 _MARK: Final = "base64,"
 _URL_ALPHABET: Final = bytes.maketrans(b"-_", b"+/")
@@ -58,41 +45,33 @@ def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     Takes what base64 libraries, forms and editors make: line breaks, the alphabet for URLs, percent-encoding, text
     without padding, in quotes or after a byte order mark. Raises TooLargeError, before decoding, and InvalidMediaError.
     """
-    text = text.strip(_WRAPPING)
-    if text.startswith(_BYTES_REPR):
-        text = text[2:]
+    text = _unwrap(text)
     for _ in range(2):  # some programs put the same beginning before a data: URI that has one
         if text[:64].lstrip()[:5].lower() == "data:":
-            text = _split(text, param)[1].strip(_WRAPPING)
+            text = _unwrap(_base64_of(text, param))
     data = _decode(text, param, max_bytes)
     if not data:
         raise InvalidMediaError(f"{param} is empty.", param=param)
     return data
 
 
-def read_data_uri(url: str, types: Sequence[str], *, param: str, max_bytes: int) -> bytes:
-    """Returns the decoded bytes of a data: URI, e.g. data:image/png;base64,...
-
-    Raises TooLargeError; InvalidMediaError, also if its media type is neither in `types` nor in UNTYPED.
-    """
-    kind, body = _split(url, param, types[0])
-    if kind not in types and kind not in UNTYPED:
-        raise InvalidMediaError(f"{param} must be of the type {' or '.join(types)}.", param=param)
-    return decode_base64(body, param=param, max_bytes=max_bytes)
+def _unwrap(text: str) -> str:
+    """Returns a text without what programs leave around it."""
+    text = text.strip(_WRAPPING)
+    return text[2:] if text.startswith(_BYTES_REPR) else text
 
 
-def _split(uri: str, param: str, example: str = "audio/wav") -> tuple[str, str]:
-    """Returns the media type of a data: URI, in lower case, and its base64.
+def _base64_of(uri: str, param: str) -> str:
+    """Returns the base64 of a data: URI. Raises InvalidMediaError.
 
     Parameters of the type may hold commas: a browser's recorder writes data:video/webm;codecs=vp8,opus;base64,... A
     comma before base64 is taken for the semicolon that belongs there.
     """
     head = uri[:_MAX_HEAD].lower()
     end = head.find(_MARK)
-    kind = head[: max(end, 0)].partition("data:")[2].partition(";")[0].rstrip(", ")
     if end < 0 or head[end - 1 : end] not in (";", ",", " ", ":"):
-        raise InvalidMediaError(f"{param} must be data:{example};base64,...", param=param)
-    return kind.strip(), uri[end + len(_MARK) :]
+        raise InvalidMediaError(f"{param} must be data:TYPE;base64,...", param=param)
+    return uri[end + len(_MARK) :]
 
 
 def _decode(text: str, param: str, max_bytes: int) -> bytes:
@@ -184,10 +163,10 @@ async def _read_url(
 ) -> tuple[bytes, str]:
     """Returns the file and the path of its URL. path: of the part."""
     below, url = url_of(part)
-    param = path + below
+    param, url = path + below, _unwrap(url)
     if url[:5].lower() == "data:":
         hold(len(url) * 3 // 4)
-        data = await asyncio.to_thread(read_data_uri, url, types, param=param, max_bytes=settings.max_bytes)
+        data = await asyncio.to_thread(decode_base64, url, param=param, max_bytes=settings.max_bytes)
         return data, param
     if url[:8].lower() != "https://":
         raise InvalidMediaError(f"{param} must be a data: URI or an https URL.", param=param)

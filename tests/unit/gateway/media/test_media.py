@@ -15,18 +15,13 @@ from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, 
 from omni_gateway.media import fetch
 from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.fetch import check_url
-from omni_gateway.media.read import AUDIO_TYPES, IMAGE_TYPES, decode_base64, read_data_uri, read_media
-from omni_gateway.openai.chat_messages import AssistantMessage, AudioPart, AudioUrlPart, TextPart
+from omni_gateway.media.read import IMAGE_TYPES, decode_base64, read_media
+from omni_gateway.openai.chat_messages import AssistantMessage, AudioPart, AudioUrlPart, ImagePart, TextPart
 from omni_gateway.openai.chat_prompt import build_chat
 from omni_gateway.settings import MediaSettings
 
-PIXEL = b"\x89PNG\r\n\x1a\n" + b"\0" * 30
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 30
 HOLD = Share(Budget(1 << 20)).add
-
-
-@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,"])
-def test_data_uris_are_read(head: str) -> None:
-    assert read_data_uri(head + base64.b64encode(PIXEL).decode(), IMAGE_TYPES, param="x", max_bytes=1000) == PIXEL
 
 
 BYTES = bytes(range(256)) * 3 + b"\xfb\xff\xfe?>"
@@ -54,6 +49,7 @@ FORMS = {
     "two beginnings": f"data:audio/wav;base64,data:audio/wav;base64,{PLAIN}",
     "no type and no semicolon": f"data:base64,{PLAIN}",
     "python's str() of bytes": f"b'{PLAIN}'",
+    "python's str() of bytes behind its type": f"data:image/jpeg;base64,b'{PLAIN}'",
     "slashes escaped for json": PLAIN.replace("/", "\\/"),
     "a zero and other spaces around it": f"\u00a0\u200b{PLAIN}\0",
     "spaces in its head": f" data: audio/wav; charset=x; base64,{PLAIN}",
@@ -62,10 +58,23 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_base64_is_read_as_clients_write_it(form: str) -> None:
-    """For input_audio.data, and for the URLs of data that begin with data:."""
     assert decode_base64(FORMS[form], param="x", max_bytes=1000) == BYTES
-    if "data:" in FORMS[form].lower():
-        assert read_data_uri(FORMS[form].strip(), AUDIO_TYPES, param="x", max_bytes=1000) == BYTES
+
+
+URL_HEADS = (
+    *("data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,", "data:image/*;base64,"),
+    *("data:undefined;base64,", "data:null;base64,", "data:text/plain;charset=utf-8;base64,", "data:;base64,"),
+    *("\n  data:image/png;base64,", "\ufeffDATA:application/octet-stream;BASE64,", '"data:image;base64,'),
+)
+
+
+@pytest.mark.parametrize("head", URL_HEADS)
+async def test_the_bytes_decide_whatever_the_url_states(head: str) -> None:
+    """A browser's undefined type, a template's line break: vLLM and Pillow read the bytes alone, too."""
+    url = {"url": head + base64.b64encode(PNG).decode()}
+    part = ImagePart.model_validate({"type": "image_url", "image_url": url})
+    (media,) = await read_media([("messages[0].content[0]", part)], MediaSettings(), HOLD)
+    assert (media.media_type, media.data) == ("image/png", PNG)
 
 
 PEM = "-----BEGIN-----\nQUFB\n-----END-----"
@@ -90,6 +99,8 @@ def test_oversized_base64_is_refused(text: str) -> None:
     ("url", "status"),
     [
         ("data:image/png;base64,", 400),
+        ("iVBORw0KGgo=", 400),
+        (" ", 400),
         ("data:image/png,abc", 400),
         ("data:image/svg+xml;base64,AAAA", 400),
         ("data:text/html;base64,AAAA", 400),
@@ -98,10 +109,11 @@ def test_oversized_base64_is_refused(text: str) -> None:
         ("data:image/png;base64," + "A" * 4000, 413),
     ],
 )
-def test_wrong_data_uris_are_refused(url: str, status: int) -> None:
+async def test_wrong_data_uris_are_refused(url: str, status: int) -> None:
+    part = ImagePart.model_validate({"type": "image_url", "image_url": url})
     with pytest.raises(GatewayError) as caught:
-        read_data_uri(url, IMAGE_TYPES, param="x", max_bytes=1000)
-    assert (caught.value.status, caught.value.param) == (status, "x")
+        await read_media([("x", part)], MediaSettings(max_bytes=1024), HOLD)
+    assert (caught.value.status, caught.value.param) == (status, "x.image_url")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +193,7 @@ async def test_audio_is_passed_on_by_its_bytes(form: str, kind: str) -> None:
         (audio_url(b"not audio", "audio/wav"), InvalidMediaError, "is not WAV, FLAC, MP3"),
         (audio_url(b"ID3", "audio/mpeg"), InvalidMediaError, "is not WAV, FLAC, MP3"),
         (audio_url(b"RIFF", "video/mp4"), InvalidMediaError, "is not WAV, FLAC, MP3"),
-        (audio_url(b"RIFF", "image/png"), InvalidMediaError, "must be of the type audio/wav"),
+        (audio_url(PNG, "audio/wav"), InvalidMediaError, "it is image/png"),
         (
             AudioUrlPart.model_validate({"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}),
             UnsupportedError,
