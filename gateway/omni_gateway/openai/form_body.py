@@ -23,6 +23,8 @@ TYPE_CHARS: Final = 1024
 """Maximum length of a content-type. The standard library's parser takes quadratic time: 8 s for one of 60 KB."""
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]")
 _PARAMETER: Final = re.compile(r';\s*([a-z*]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^;"\s]*))', re.IGNORECASE)
+_FOLDED: Final = re.compile(r"\r?\n[ \t]+")
+"""A line break inside a header, which mail libraries write before a long file name."""
 _NAME: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})(?:\[(?P<key>[A-Za-z0-9_]{0,64})\])?")
 _ENCODINGS: Final = ("", "7bit", "8bit", "binary")
 
@@ -42,24 +44,25 @@ def parse_form(body: bytes | bytearray, content_type: str | None, files: frozens
         raise _malformed("its content-type names no boundary")
     mark = b"--" + boundary.encode()
     at = body.find(mark, 0, HEAD_BYTES)
-    if at < 0 or body[:at].strip(b"\r\n"):
+    if at < 0 or (at and body[at - 1 : at] != b"\n"):
         raise _malformed("it does not begin with its boundary")
     at += len(mark)
+    line = b"\r\n" if body.find(b"\r", at, body.find(b"\n", at)) >= 0 else b"\n"  # scripts and small devices
     values: dict[str, Any] = {}
     for _ in range(PARTS + 1):
         if body[at : at + 2] == b"--":
             return values
-        begin = body.find(b"\r\n", at, at + HEAD_BYTES) + 2
-        if begin < 2 or body[at : begin - 2].strip(b" \t"):
+        begin = body.find(line, at, at + HEAD_BYTES) + len(line)
+        if begin < len(line) or body[at : begin - len(line)].strip(b" \t"):
             raise _malformed("a boundary is not at the end of a line")
         # The headers end at an empty line. A part without headers begins with it.
-        blank = body.find(b"\r\n\r\n", begin - 2, begin + HEAD_BYTES)
-        end = body.find(b"\r\n" + mark, blank + 2) if blank >= 0 else -1
+        blank = body.find(line + line, begin - len(line), begin + HEAD_BYTES)
+        end = body.find(line + mark, blank + len(line)) if blank >= 0 else -1
         if end < 0:
             raise _malformed("a part does not end, or its headers are too long")
         # No view of the body may outlive this line, in the frames of an error either: the caller then clears the body.
-        _add(values, bytes(body[begin:blank]), bytes(memoryview(body)[blank + 4 : end]), files)
-        at = end + 2 + len(mark)
+        _add(values, bytes(body[begin:blank]), bytes(memoryview(body)[blank + 2 * len(line) : end]), files)
+        at = end + len(line) + len(mark)
     raise InvalidRequestError(f"The form has more than {PARTS} parts, the limit.")
 
 
@@ -106,7 +109,7 @@ def _put(values: dict[str, Any], name: str, key: str | None, text: str) -> None:
 def _name_of(head: bytes) -> str:
     """Returns the name in a part's content-disposition; empty if it has none."""
     name = ""
-    for line in head.decode("utf-8", "replace").split("\r\n"):
+    for line in _FOLDED.sub(" ", head.decode("utf-8", "replace")).split("\n"):
         field, _, value = line.partition(":")
         kind = field.strip().lower()
         if kind == "content-transfer-encoding" and value.strip().lower() not in _ENCODINGS:

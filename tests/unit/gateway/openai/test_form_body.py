@@ -55,10 +55,36 @@ def test_names_need_no_quotes_and_lists_no_brackets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "line", "fold"),
+    [
+        (b"", b"\n", b""),
+        (b"This is a message in MIME format.\r\n", b"\r\n", b""),
+        (b"\r\n", b"\r\n", b"\r\n\t"),
+        (b"", b"\n", b"\n "),
+    ],
+    ids=["bare LF", "a preamble", "a folded header", "a folded header with LF"],
+)
+def test_forms_of_scripts_and_mail_libraries_are_read(before: bytes, line: bytes, fold: bytes) -> None:
+    """Go's mime/multipart and Python's email read them, too (RFC 2046, section 5.1.1; RFC 5322, section 2.2.3)."""
+    name = b'content-disposition: form-data; filename="a\xe2\x80\xa8\x0bb";%b name="file"' % fold
+    lines = [
+        b"--b",
+        name,
+        b"content-type: audio/wav",
+        b"",
+        b"x\r\n\ny",
+        b"--b",
+        b"content-disposition: form-data; name=model",
+    ]
+    assert parse(before + line.join([*lines, b"", b"m", b"--b--"])) == {"file": b"x\r\n\ny", "model": "m"}
+
+
+@pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
         (b"", KIND, "does not begin"),
         (b"x--b\r\n", KIND, "does not begin"),
+        (b"preamble --b\r\n", KIND, "does not begin"),
         (part("a"), KIND, "does not end"),
         (part("a") + b"--bc\r\n", KIND, "at the end of a line"),
         (part("a"), "multipart/form-data", "no boundary"),
