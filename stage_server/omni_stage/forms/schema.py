@@ -32,11 +32,9 @@ ANNOTATIONS: Final = frozenset(
     )
 )
 """Keywords that restrict nothing. Names that begin with x- do not either."""
-FORMATS: Final = frozenset(
-    (
-        *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
-        *("uri", "uri-reference", "uri-template"),
-    )
+FORMATS: Final = (
+    *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
+    *("uri", "uri-reference", "uri-template"),
 )
 """xgrammar ignores other formats, and writes broken JSON for json-pointer and relative-json-pointer."""
 _FREE_FORMATS: Final = ("password", "binary", "path")

@@ -88,6 +88,8 @@ def test_enforced_schemas_pass(schema: Any) -> None:
         ({"type": "string", "format": "uri-reference", "minLength": 1}, '"minLength" beside "format"'),
         ({"id": {"type": "string"}}, '"id"'),
         ({"type": "string", "format": ["date"]}, '"format" with this value'),
+        ({"type": "integer", "format": {}}, '"format" of a number'),
+        ({"type": ["number", "null"], "format": ["float"]}, '"format" of a number'),
         ({"enum": ["\ud800"]}, "surrogate"),
         ({"type": "string", "format": "date", "pattern": "a"}, '"format" beside "pattern"'),
         ({"type": "string", "pattern": "^(?=.*[0-9])[a-z]+$"}, "lookahead"),
