@@ -7,7 +7,7 @@
     type beside anyOf                    -> the type in each alternative
     format: int32 and the like           -> minimum and maximum
     format: uuid4 and the like           -> a pattern
-    format: date, date-time              -> a pattern without 31 June, which xgrammar's own has
+    format: date, time, ipv4 and others  -> a pattern without 31 June, 12:00:60 and 01.2.3.4, which xgrammar's own has
     format beside a pattern of zod 4     -> the pattern
 
 What is left as it is, forms/schema.py refuses by name.
@@ -29,8 +29,8 @@ _BITS: Final = {name: bits for bits in (8, 16, 32, 64) for name in (f"int{bits}"
     "uint": 64,
 }
 """Formats of OpenAPI and of Rust's schemars."""
-_MOST: Final = (1 << 63) - 1
-"""xgrammar reads bounds of 64 bits."""
+_MOST, _MOST_OF_NUMBERS = (1 << 63) - 1, (1 << 63) - 1024
+"""xgrammar reads bounds of 64 bits, and those of `number` as numbers of 53 bits with an exponent."""
 _ANY_NUMBER: Final = ("float", "double", "decimal")
 _LABELS: Final = frozenset(
     (
@@ -45,6 +45,7 @@ _DAY: Final = (
 )
 _SECONDS: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
 _FRACTIONS: Final = ("", r"(?:\.\d+)?", *(rf"\.\d{{{digits}}}" for digits in range(1, 10)))
+_ZONE: Final = r"(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _ZONES: Final = ("Z", r"Z|([+-](?:[01]\d|2[0-3]):[0-5]\d)")
 _HEX: Final = "[0-9a-fA-F]"
 _UUIDS: Final = {
@@ -52,17 +53,21 @@ _UUIDS: Final = {
     for version in range(1, 9)
 }
 """Formats of pydantic, each with the pattern of zod 4."""
-_AS_PATTERNS: Final = _UUIDS | {
-    "date": f"^{_DAY}$",
-    "date-time": rf"^{_DAY}T{_SECONDS}(?:\.\d{{1,9}})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$",
-}
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
+_IPV4: Final = rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"
 _GROUP: Final = f"{_HEX}{{1,4}}"
 _IPV6: Final = (
     f"^(({_GROUP}:){{7}}{_GROUP}|({_GROUP}:){{1,7}}:|({_GROUP}:){{1,6}}:{_GROUP}|({_GROUP}:){{1,5}}(:{_GROUP}){{1,2}}|"
     f"({_GROUP}:){{1,4}}(:{_GROUP}){{1,3}}|({_GROUP}:){{1,3}}(:{_GROUP}){{1,4}}|({_GROUP}:){{1,2}}(:{_GROUP}){{1,5}}|"
     f"{_GROUP}:((:{_GROUP}){{1,6}})|:((:{_GROUP}){{1,7}}|:))$"
 )
+_AS_PATTERNS: Final = _UUIDS | {
+    "date": f"^{_DAY}$",
+    "date-time": rf"^{_DAY}T{_SECONDS}(?:\.\d{{1,9}})?{_ZONE}$",
+    "time": rf"^{_SECONDS}(?:\.\d{{1,9}})?{_ZONE}$",
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+}
 IMPLY: Final[Mapping[str, frozenset[str]]] = {
     "date": frozenset((f"^{_DAY}$",)),
     "date-time": frozenset(
@@ -79,7 +84,7 @@ IMPLY: Final[Mapping[str, frozenset[str]]] = {
             *_UUIDS.values(),
         )
     ),
-    "ipv4": frozenset((rf"^(?:{_BYTE}\.){{3}}{_BYTE}$",)),
+    "ipv4": frozenset((_IPV4,)),
     "ipv6": frozenset((_IPV6,)),
 }
 """Patterns of zod 4 that only texts of a format match. It writes both."""
@@ -184,8 +189,9 @@ def _bound_number(node: dict[str, Any]) -> None:
     if form in _ANY_NUMBER:
         del node["format"]
     elif form in _BITS:
-        most = min((1 << (_BITS[form] - (form[0] != "u"))) - 1, _MOST)
-        least = 0 if form[0] == "u" else max(-most - 1, -_MOST)
+        limit = _MOST_OF_NUMBERS if "number" in kinds_of(node.get("type")) else _MOST
+        most = min((1 << (_BITS[form] - (form[0] != "u"))) - 1, limit)
+        least = 0 if form[0] == "u" else max(-most - 1, -limit)
         low = [node[name] for name in ("minimum", "exclusiveMinimum") if name in node]
         high = [node[name] for name in ("maximum", "exclusiveMaximum") if name in node]
         if all(isinstance(value, int | float) for value in low + high):

@@ -20,13 +20,19 @@ _COUNT: Final = re.compile(r"\{(\d{1,7})(?:(,)(\d{1,7})?)?\}")
 _GROUP: Final = re.compile(r"\((?!\?)|\(\?:|\(\?<[A-Za-z_]\w{0,31}>", re.ASCII)
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _SETS: Final = "dDwWsS"
+_ANY_SPACE: Final = r"\u0000- \u0085\u00a0\u1680\u2000-\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
 _WRITTEN: Final = {
     ".": r"[^\n\r]",
     r"\s": r"[\t\n\v\f\r \u00a0]",
-    r"\S": r"[^\u0000- \u0085\u00a0\u1680\u2000-\u200b\u2028\u2029\u202f\u205f\u3000\ufeff]",
+    r"\S": f"[^{_ANY_SPACE}]",
     r"\W": r"[\u0001-/:-@\[-^`{-\u007f]",
 }
 """How xgrammar gets what Python, ECMAScript and xgrammar read differently: as what all of them match."""
+_WRITTEN_OUT: Final = {r"\s": _ANY_SPACE, r"\w": r"\w\u0080-\u{10ffff}"}
+"""The same inside a class of the characters that do not match."""
+_BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7f]")
+"""Characters that a string's pattern must hold as escapes: with them, xgrammar makes other rules of it, and they would
+let quotes through (forms/grammar.py, `correct_strings`)."""
 
 
 class UnsupportedRegexError(ValueError):
@@ -39,7 +45,8 @@ def check_regex(text: str, *, in_json: bool) -> str:
     `in_json`: it is the pattern of a JSON string, which holds quotes, backslashes and control characters only escaped.
     Raises UnsupportedRegexError.
     """
-    return "".join(_Parser(text, in_json=in_json).parse())
+    read = "".join(_Parser(text, in_json=in_json).parse())
+    return _BEYOND_ASCII.sub(lambda char: f"\\u{{{ord(char[0]):x}}}", read) if in_json else read
 
 
 class _Parser:
@@ -130,14 +137,13 @@ class _Parser:
         return found
 
     def _class(self) -> str:
-        start = self._at
         self._at += 1
         negated = self._peek() == "^"
         self._at += negated
-        empty = True
+        pieces = []
         while self._peek() != "]":
+            start = self._at
             low = self._class_char()
-            empty = False
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._class_char()
@@ -146,10 +152,12 @@ class _Parser:
                 low = low if low == high else ""
             if low and not negated:
                 self._check_literal(low)
-        if empty:
+            piece = self._text[start : self._at]
+            pieces.append(_WRITTEN_OUT.get(piece, piece) if negated else piece)
+        if not pieces:
             raise self._error("a character class without characters")
         self._at += 1
-        return self._text[start : self._at]
+        return f"[{'^' * negated}{''.join(pieces)}]"
 
     def _class_char(self) -> str:
         """Returns the next character of a class; empty for a set of characters such as \\d."""

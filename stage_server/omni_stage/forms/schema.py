@@ -186,7 +186,7 @@ def _check_types(node: dict[str, Any], place: str, named: set[str]) -> Iterator[
     if "string" in kinds:
         _check_string(node, place)
     if not kinds.isdisjoint(("integer", "number")):
-        _check_number(node, place)
+        _check_number(node, place, is_whole="number" not in kinds)
         if "string" not in kinds and "format" in node and node["format"] not in FORMATS:
             raise _error('"format" of a number with this value', place, "use minimum and maximum")
     if "array" in kinds:
@@ -222,11 +222,13 @@ def _check_pattern(pattern: Any, place: str) -> str:
         raise _error(f"this regular expression: {error}", place, "write it without") from error
 
 
-def _check_number(node: dict[str, Any], place: str) -> None:
+def _check_number(node: dict[str, Any], place: str, *, is_whole: bool) -> None:
     for name in _BOUNDS:
         value = node.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_exact(value):
             raise _error(f'"{name}" that is no number of at most 64 bits', place, "correct it")
+        if not is_whole and value != float(value):
+            raise _error(f'"{name}" of more than 53 bits for a number', place, 'use "integer", or round it')
 
 
 def _check_counts(node: dict[str, Any], names: Sequence[str], place: str) -> None:

@@ -99,6 +99,22 @@ def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarComp
             ['"2023-06-30T23:59:59Z"', '"2024-02-29T00:00:00.123456+05:30"', "null"],
             ['"2023-06-31T00:00:00Z"', '"2023-06-30T24:00:00Z"', '"2023-06-30T00:00:00"', '"2023-06-30"'],
         ),
+        (
+            {"type": "string", "format": "time"},
+            ['"23:59:59Z"', '"00:00:00.123456-05:30"'],
+            ['"12:00:60Z"', '"23:59:60Z"', '"24:00:00Z"', '"12:60:00Z"', '"12:00:00"', '"12:00:00+24:00"'],
+        ),
+        (
+            {"type": "string", "format": "ipv4"},
+            ['"0.0.0.0"', '"255.249.99.10"'],
+            ['"01.2.3.4"', '"1.2.3.04"', '"1.2.3.256"', '"1.2.3"', '"1.2.3.4.5"'],
+        ),
+        (
+            {"type": ["string", "null"], "format": "ipv6"},
+            ['"::"', '"2001:db8::1"', '"1:2:3:4:5:6:7:8"', "null"],
+            ['"::01.2.3.4"', '"1::2::3"', '"1:2:3:4:5:6:7"', '"::12345"', '"fe80::1%eth0"'],
+        ),
+        ({"type": "number", "format": "int64"}, ["-1.5", "9223372036854774784"], ["9223372036854775808", "-1e30"]),
         ({"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False}, ["[null, true]"], ["[null, 1]"]),
         ({"items": [{"type": "null"}], "additionalItems": {"type": "null"}}, ["[null, null]"], ["[null, true]"]),
         (
@@ -135,6 +151,9 @@ def test_what_is_rewritten_is_the_same(
     "schema, says",
     [
         ({"type": "integer", "format": "uint128"}, '"format" of a number'),
+        ({"type": "number", "minimum": (1 << 53) + 1}, '"minimum" of more than 53 bits'),
+        ({"type": ["null", "number"], "exclusiveMaximum": -(1 << 63) + 1}, '"exclusiveMaximum" of more than 53 bits'),
+        ({"type": "integer", "maximum": 10**4000}, '"maximum" that is no number of at most 64 bits'),
         ({"type": "integer", "format": "time-delta"}, '"format" of a number'),
         ({"type": "string", "format": "date", "pattern": "^a$"}, '"format" beside "pattern"'),
         ({"type": "string", "format": "color", "pattern": "^a$"}, '"format" with this value'),

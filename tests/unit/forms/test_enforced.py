@@ -163,9 +163,21 @@ def test_patterns_of_strings_allow_what_they_match_and_nothing_else(compiler: xg
 
 
 def test_patterns_hold_no_character_that_json_escapes(compiler: xgr.GrammarCompiler) -> None:
-    for pattern in ("[^x]", ".", r"\D", r"\W", r"\S", "[ -~]", r"[\u0001-\uffff]"):
+    before = ("", "é", "😀", "[à-ü]", "[^a]?", r"\u00e9", "(?:中|b)?")
+    for start, end in itertools.product(before, ("[^x]", ".", r"\D", r"\W", r"\S", "[ -~]", r"[\u0001-\uffff]")):
         compiled = compile_form(
-            compiler, Form("json", json.dumps(admit_schema({"type": "string", "pattern": pattern})))
+            compiler, Form("json", json.dumps(admit_schema({"type": "string", "pattern": start + end})))
         )
-        assert accepts(compiled, '"#"')
-        assert not any(accepts(compiled, f'"{char}"') for char in ('"', "\\", "\n", "\x01"))
+        heads = ("", "é", "😀", "中")
+        assert any(accepts(compiled, f'"{head}#"') for head in heads), start + end
+        wrong = [
+            head + char for head in heads for char in ('"', "\\", "\n", "\x01") if accepts(compiled, f'"{head}{char}"')
+        ]
+        assert wrong == [], start + end
+
+
+def test_classes_of_what_does_not_match_exclude_what_any_dialect_does(compiler: xgr.GrammarCompiler) -> None:
+    for expression, excluded in ((r"[^\s]", " \t\u00a0\u2028\u3000"), (r"[^\w-]", "a_é中-"), (r"[^\\s]", "\\s")):
+        compiled = compile_form(compiler, Form("regex", check_regex(expression, in_json=False)))
+        assert accepts(compiled, "#")
+        assert not any(accepts(compiled, char) for char in excluded), expression
