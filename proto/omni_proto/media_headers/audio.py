@@ -26,6 +26,7 @@ MAX_JOINED: Final = 256
 """Maximum number of files that one file may join."""
 
 _WAVE_FORMATS: Final = {1: "PCM", 3: "IEEE float", 6: "A-law", 7: "u-law"}
+_LAWS: Final = (6, 7)
 _PACKED_WAVE_FORMATS: Final = dict(
     zip(
         (2, 17, 49, 0x50, 0x55, 0x45, 0x64, 0x28F),
@@ -41,7 +42,7 @@ _CONTAINERS: Final = {
     "video/x-matroska": "audio/x-matroska",
 }
 _JOINTS: Final = {
-    "audio/wav": re.compile(rb"R(?:IFF|F64)....WAVE", re.DOTALL),
+    "audio/wav": re.compile(rb"(?:RIFF|RF64|BW64)....WAVE", re.DOTALL),
     "audio/flac": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
     "audio/ogg": re.compile(rb"OggS\x00[\x02\x06]"),
     "audio/mp4": re.compile(rb"\x00\x00[\x00\x01][\x08-\xfc]ftyp[ -~]{4}"),
@@ -104,7 +105,7 @@ def sniff_audio(view: memoryview) -> str | None:
     is taken for audio."""
     view = skip_id3(view)
     head = bytes(view[:64])
-    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+    if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE":
         return "audio/wav"
     if head[:4] == b"fLaC":
         return "audio/flac"
@@ -223,9 +224,10 @@ def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
     if tag not in _WAVE_FORMATS:
         accepted = ", ".join(dict.fromkeys((*_WAVE_FORMATS.values(), *_PACKED_WAVE_FORMATS.values())))
         raise MediaHeaderError(f"the WAV is compressed; {accepted} are accepted")
-    width = -(-bits // 8)
-    # Some recorders leave the size of a sample of all channels empty.
-    if not 1 <= width <= 8 or align not in (0, channels * width):
+    # Writers of A-law and u-law state the bits before they packed them. Of other samples, the size of all channels
+    # together is often wrong, but 20 or 24 bits may stand in 32.
+    width = 1 if tag in _LAWS else 4 if 16 < bits <= 24 and align == 4 * channels else -(-bits // 8)
+    if not 1 <= width <= 8:
         raise MediaHeaderError("the format of the WAV makes no sense")
     return channels, rate, width
 

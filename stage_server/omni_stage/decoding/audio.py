@@ -7,6 +7,8 @@ end are decoded one after the other, because FFmpeg reads some of them only up t
 from __future__ import annotations
 
 import io
+import re
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,13 +45,25 @@ DEMUXERS: Final = {
 CODECS: Final = frozenset(
     {
         *("aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "speex"),
-        *("pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_mulaw"),
-        *("pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be"),
+        *(
+            "pcm_u8",
+            "pcm_s16le",
+            "pcm_s24le",
+            "pcm_s32le",
+            "pcm_f16le",
+            "pcm_f32le",
+            "pcm_f64le",
+            "pcm_alaw",
+            "pcm_mulaw",
+        ),
+        *("pcm_f16le", "pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be"),
         *("mp1", "mp1float", "mp2", "mp2float", "adpcm_ms", "adpcm_ima_wav", "gsm_ms", "g722", "g726"),
         *("adpcm_ima_qt", "amrnb", "amrwb", "gsm"),
     }
 )
 """FFmpeg's names of the decoders that may run."""
+_PCM_FORMAT: Final = re.compile(rb"(fmt [\x10-\x28]\0\0\0(?:\x01\0|\xfe\xff(?=.{22}\x01\0)))", re.DOTALL)
+"""The beginning of a WAV's format if its samples are whole numbers."""
 MIN_RATE_HZ: Final = 4000
 MAX_DAMAGE: Final = 0.75
 """The largest share of a file that may be damaged. What is damaged further is refused."""
@@ -100,6 +114,7 @@ def decode_audio(data: bytes, media_type: str, rules: AudioRules, out: np.ndarra
     parts = split_joined(media_type, memoryview(data))
     for part in parts:
         file = data if len(part) == len(data) else bytes(part)
+        file = _fill_words(file) if media_type == "audio/wav" else file
         try:
             samples = _decode_file(file, media_type, rules, most - position, damage)
         except FFmpegError:
@@ -141,6 +156,24 @@ def _strange(media_type: str, data: bytes) -> float:
     frames, strange = count_frames(media_type, memoryview(data.rstrip(b"\0")))
     share = strange / max(1, frames + strange)
     return share if share >= 0.001 else 0.0
+
+
+def _fill_words(wav: bytes) -> bytes:
+    """Returns a WAV whose samples use all bits of their words, as far as its header says.
+
+    The bits that samples do not use are zero, and follow those that they use. FFmpeg takes 24 bits in 32 for Cool
+    Edit's numbers with a fraction, and 16 in 32 for 16.
+    """
+    found = _PCM_FORMAT.search(wav)
+    if found is None:
+        return wav
+    at = found.end(1)
+    channels, align, bits = struct.unpack_from("<H8xHH", wav, at)
+    bits = 32 if 16 < bits <= 24 and align == 4 * channels else bits
+    full = struct.pack("<H", bits)
+    extension = wav[at + 14 : at + 16] + full if found[1].endswith(b"\xfe\xff") else b""
+    end = at + 14 + len(extension)
+    return wav if wav[at + 12 : end] == full + extension else wav[: at + 12] + full + extension + wav[end:]
 
 
 def _decode_file(data: bytes, media_type: str, rules: AudioRules, most: int, damage: Damage) -> np.ndarray:

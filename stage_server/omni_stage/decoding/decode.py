@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+import zlib
 from contextlib import ExitStack
 from typing import Final
 
@@ -16,6 +17,8 @@ WORK_BYTES_PER_PIXEL: Final = 16
 """Maximum working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
 picture (4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
+_FILLER: Final = bytes((7 * value * value + 90) % 255 for value in range(64))
+"""Bytes that decode to another picture than none, and hold no marker of JPEG."""
 _GREY_STEPS: Final = {"L;2": 85, "L;4": 17}
 """The step from one grey level to the next once decoded, by Pillow's name for PNGs of 2 and 4 bits."""
 
@@ -29,10 +32,24 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     says. Of an animation, the first frame is decoded.
 
     Returns a view of that memory, uint8 [height, width, 3] as the image is displayed. An orientation in its EXIF data
-    is applied, which may exchange width and height. Transparent pixels become white, as in vLLM
+    is applied, which may exchange width and height. What viewers read past is no error: damaged or very long notes in a
+    PNG, and a JPEG whose last two bytes are missing. Transparent pixels become white, as in vLLM
     (vllm/multimodal/image.py). Of 16 bits per sample, the upper 8 are kept. Colour profiles are not applied, as in
     transformers and qwen_vl_utils. Raises UndecodableError or Pillow's errors.
     """
+    try:
+        return _decode(data, kind, out)
+    except UndecodableError:
+        raise
+    except Exception:  # whatever Pillow raises
+        if kind == "PNG":
+            return _decode(_without_notes(data), kind, out)
+        if kind == "JPEG":
+            return _decode_without_end(data, out)
+        raise
+
+
+def _decode(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     height, width, _ = out.shape
     with warnings.catch_warnings():
         # Pillow warns of large images, but the size in this image's header was already checked against a limit.
@@ -55,6 +72,34 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
                 # The first frame may be smaller than the canvas. Viewers show the rest as transparent.
                 left, top, right, bottom = image.dispose_extent or (0, 0, width, height)
                 encoded[:top] = encoded[bottom:] = encoded[:, :left] = encoded[:, right:] = 255
+    return shown
+
+
+def _without_notes(data: bytes) -> bytes:
+    """Returns a PNG without its texts, profiles and other chunks that do not change its pixels or how it is turned.
+
+    Pillow refuses a PNG for one that is damaged or that decompresses to more than 1 MiB, such as the workflow of an
+    image generator.
+    """
+    kept, position = [data[:8]], 8
+    while position + 12 <= len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        chunk = data[position : position + 12 + length]
+        is_intact = zlib.crc32(chunk[4:-4]) == int.from_bytes(chunk[-4:], "big")
+        if chunk[4:5].isupper() or (is_intact and chunk[4:8] in (b"tRNS", b"eXIf")):
+            kept.append(chunk)
+        position += 12 + length
+    return b"".join([*kept, data[position:]])
+
+
+def _decode_without_end(data: bytes, out: np.ndarray) -> np.ndarray:
+    """Decode a JPEG that lacks only its end, as small cameras write it. Raises UndecodableError if more is missing:
+    then bytes that follow the data become part of the picture."""
+    end = b"\xff\xd9"
+    complete = _decode(data + end, "JPEG", out).copy()
+    shown = _decode(data + _FILLER + end, "JPEG", out)
+    if not np.array_equal(shown, complete):
+        raise UndecodableError("the image is cut off; send all of it")
     return shown
 
 

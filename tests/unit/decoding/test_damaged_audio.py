@@ -210,3 +210,57 @@ def test_mostly_damaged_files_are_refused(name: str) -> None:
     data = read(name)
     with pytest.raises((UndecodableError, FFmpegError)):
         hear(data[: len(data) // 8] + random.Random(2).randbytes(len(data) * 7 // 8))
+
+
+def wav_of(tag: int, channels: int, bits: int, align: int, samples: bytes, valid: int | None = None) -> bytes:
+    """Returns a WAV at HZ; with `valid`, of the extensible form, whose samples use so many bits."""
+    form = struct.pack("<HHIIHH", 0xFFFE if valid else tag, channels, HZ, HZ * align, align, bits)
+    if valid is not None:
+        form += struct.pack("<HHIH", 22, valid, 0, tag) + bytes.fromhex("000000001000800000aa00389b71")
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+TONE = make_audio(5)
+WORDS = (TONE * (1 << 23)).astype("<i4") << 8
+"""24 bits in 32: the lower 8 are zero."""
+SHORT = (TONE * 32767).astype("<i2").tobytes()
+DS64 = b"ds64" + struct.pack("<IQQQI", 28, 32_072, 32_000, HZ, 0)
+
+
+@each_row(
+    "data",
+    [
+        wav_of(1, 1, 24, 4, WORDS.tobytes()),
+        wav_of(1, 2, 24, 8, np.repeat(WORDS, 2).tobytes()),
+        wav_of(1, 1, 20, 4, WORDS.tobytes()),
+        wav_of(1, 1, 32, 4, WORDS.tobytes(), valid=24),
+        wav_of(1, 2, 32, 8, np.repeat(WORDS, 2).tobytes(), valid=20),
+        wav_of(1, 1, 32, 4, (WORDS >> 16 << 16).tobytes(), valid=16),
+        wav_of(1, 1, 24, 4, WORDS.tobytes(), valid=24),
+        wav_of(1, 1, 24, 3, WORDS.view(np.uint8).reshape(-1, 4)[:, 1:].tobytes(), valid=20),
+        wav_of(1, 2, 16, 2, np.repeat(TONE * 32767, 2).astype("<i2").tobytes()),
+        wav_of(1, 1, 16, 16, SHORT),
+        b"BW64\xff\xff\xff\xffWAVEds64"
+        + struct.pack("<IQQQI", 28, 32_072, 32_000, HZ, 0)
+        + wav_of(1, 1, 16, 2, SHORT)[12:],
+        wav_of(1, 1, 32, 4, WORDS.tobytes(), valid=24) * 2,
+    ],
+)
+def test_wavs_of_words_with_unused_bits_and_wrong_sizes_are_heard(data: bytes) -> None:
+    """As libsndfile reads most of them. FFmpeg takes 24 bits in 32 for numbers with a fraction."""
+    header = read_header(data, "audio")
+    assert isinstance(header, AudioHeader)
+    room = np.zeros(3 * HZ, np.float32)
+    count, damage = decode_audio(data, "audio/wav", AudioRules(HZ, header.seconds, 192_000, 8), room)
+    assert count in (TONE.size, 2 * TONE.size)
+    assert damage == 0
+    np.testing.assert_allclose(room[: TONE.size], TONE, atol=1e-3)
+
+
+def test_a_law_says_of_how_many_bits_it_was_packed() -> None:
+    packed = io.BytesIO()
+    soundfile.write(packed, TONE, HZ, format="RAW", subtype="ULAW")
+    for bits in (0, 8, 16):
+        seconds, frequency, _ = hear(wav_of(7, 1, bits, 1, packed.getvalue()))
+        assert (seconds, round(frequency)) == (1.0, 420)

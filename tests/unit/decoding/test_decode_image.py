@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import struct
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
-from omni_stage.decoding.decode import decode_image
+from omni_stage.decoding.decode import UndecodableError, decode_image
 from support.tables import each_row
 
 WIDTH, HEIGHT = 5, 3
@@ -95,3 +97,46 @@ def test_a_transparent_image_is_shown_on_white_as_by_vllm(
     with Image.open(io.BytesIO(data)) as loaded:
         expected = np.asarray(vllm_image.convert_image_mode(loaded, "RGB"))
     assert np.array_equal(decode(data, "PNG"), expected)
+
+
+def chunk(kind: bytes, data: bytes, crc: int | None = None) -> bytes:
+    return (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data) if crc is None else crc)
+    )
+
+
+LONG = zlib.compress(bytes(5 << 20))
+
+
+@each_row(
+    "note",
+    [
+        chunk(b"tEXt", b"workflow\0{}", crc=1),
+        chunk(b"zTXt", b"workflow\0\0" + LONG),
+        chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG),
+        chunk(b"iCCP", b"profile\0\0" + LONG),
+        chunk(b"iCCP", b"profile"),
+        chunk(b"pHYs", b"\0"),
+        chunk(b"sRGB", b""),
+    ],
+)
+def test_a_png_is_seen_whatever_is_wrong_with_its_notes(note: bytes) -> None:
+    """As browsers and libpng show it. Image generators write their workflow into a PNG, some megabytes of text."""
+    pixels = random_pixels(3)
+    data = encode(Image.fromarray(pixels), "PNG", 6)
+    turned = np.rot90(pixels, -1)
+    for place in (33, len(data) - 12):  # behind the size, and before the end
+        assert np.array_equal(decode(data[:place] + note + data[place:], "PNG"), turned)
+
+
+def test_a_jpeg_may_lack_its_last_two_bytes_and_no_more() -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (64, 48, 3), np.uint8)
+    for options in ({}, {"optimize": True}, {"progressive": True}, {"restart_marker_rows": 1}):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG", **options)
+        data, room = file.getvalue(), np.zeros(pixels.shape, np.uint8)
+        whole = decode_image(data, "JPEG", room).copy()
+        assert np.array_equal(decode_image(data[:-2], "JPEG", room), whole)
+        for missing in (40, len(data) // 2):
+            with pytest.raises(UndecodableError, match="cut off"):
+                decode_image(data[:-missing], "JPEG", room)
