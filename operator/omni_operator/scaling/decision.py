@@ -42,8 +42,9 @@ ELASTICITY: Final = 0.25
 grows with this power of the ratio by which the pods become fewer. For step times of LLMs on GPUs it is 0.2 to 0.25."""
 SURGE: Final = 1.3
 """The last reading alone counts if it is this many times the mean: a burst shall not wait for the mean."""
-MOST_GROWTH: Final = 2.0
-"""Inflow and missed objectives at most double the need: they are guesses."""
+MOST_GROWTH: Final = 1.5
+"""A queue, inflow and missed objectives raise the need by at most this factor. A queue is not load: it holds all that
+came during a shortage, and is gone by the time that pods for all of it would serve. The others are guesses."""
 MOST_TREND: Final = 1.25
 """The trend raises the need by at most this factor: a burst is no trend, and the need follows it by itself."""
 FREE_WAIT: Final = 0.1
@@ -63,8 +64,8 @@ class StageLoad:
 
     @property
     def requests(self) -> float:
-        """Requests in the stage's engines."""
-        return self.running + self.waiting
+        """Requests in the stage's engines that count as load: of those that wait, MOST_GROWTH bounds the number."""
+        return self.running + min(self.waiting, (MOST_GROWTH - 1.0) * max(self.running, self.limit))
 
 
 @dataclass(frozen=True, slots=True)
