@@ -4,6 +4,10 @@ A pod's load is the calls that this caller has with it, plus the calls of others
 Of two pods drawn at random the less loaded one gets the call (power of two choices: Mitzenmacher 2001): callers that
 know nothing of each other do not all run to the same pod, as they would to the least loaded one of an old report.
 
+Consistent hashing says which pod a key belongs to: each pod has POINTS places on a circle of 64-bit hashes, and a key
+belongs to the next place. When a pod comes or goes, only the keys of its own places move. All callers that know the
+same pods agree, without talking to each other.
+
 Calls with a key, such as the turns of a conversation, prefer the pod that owns the key, where their prefix is cached.
 A first turn draws its owner and a random pod. A later turn goes to its owner unless that has more than its bounded
 share of the load; then to the next pod of the ring (consistent hashing with bounded loads: Mirrokni et al. 2018).
@@ -12,15 +16,47 @@ share of the load; then to the next pod of the ring (consistent hashing with bou
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from statistics import median
 from typing import Final, NamedTuple
 
 from omni_proto.rpc.balance.outliers import FAILURES, MAX_S, SAMPLES, ejection_s, is_slow, may_eject, relative_pace
 from omni_proto.rpc.balance.report import LoadReport
-from omni_proto.rpc.balance.ring import Ring
+
+POINTS: Final = 64
+"""Places of a pod: with 64, the largest share of the circle is about a third above the mean."""
+
+
+def hash_key(data: bytes) -> int:
+    """Returns a 64-bit hash that is the same in every process."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+class Ring:
+    """The circle of some pods' places."""
+
+    def __init__(self, addresses: Collection[str]) -> None:
+        places = sorted(
+            (hash_key(f"{address}#{point}".encode()), address) for address in addresses for point in range(POINTS)
+        )
+        self._hashes = [place for place, _ in places]
+        self._addresses = [address for _, address in places]
+
+    def walk(self, key: int) -> Iterator[str]:
+        """Yields each pod once, beginning with the owner of the key, in the order in which they take over from it."""
+        seen: set[str] = set()
+        addresses = self._addresses
+        start = bisect_right(self._hashes, key)
+        for place in range(start, start + len(addresses)):
+            address = addresses[place % len(addresses)]
+            if address not in seen:
+                seen.add(address)
+                yield address
+
 
 STALE_S: Final = 5.0
 """A report loses its weight over this many seconds."""

@@ -4,7 +4,7 @@ Which kernels a compiler generates for a GPU, and whether a captured graph reads
 that GPU. So before a stage serves, the runner rehearses. It runs the same random requests (tokens, and input rows where
 the model takes them) twice, once as configured and once with the model's own code. Each run has a prefill and decode
 steps, at batch 1, 2 and the largest captured size. If the results differ by more than rounding does, the stage serves
-in eager mode (docs/adr/0018). A third run finds what rounding does (noise.py).
+in eager mode (docs/adr/0018). A third run finds what rounding does.
 
 In a mixture of experts, both runs use the experts that the configured run chose (expert_choices). Rounding alone may
 decide between two experts, and another expert gives another result.
@@ -19,12 +19,13 @@ Private interfaces of vLLM 0.32: `v1.core.sched.output` (SchedulerOutput, NewReq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from vllm import SamplingParams
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -32,16 +33,46 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS
-from omni_stage.vllm_adapter.ar.noise import shaken
 from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 
+
+@contextmanager
+def shaken(model: nn.Module) -> Iterator[None]:
+    """Within this context, round each value of the layers' inputs up or down by one rounding error of its dtype.
+
+    Layers are the modules of the model's lists of modules. Steps must run uncompiled. Each block does the same.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def shake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        device = value.device
+        if device not in generators:
+            generators[device] = torch.Generator(device).manual_seed(0)
+        signs = torch.randint(0, 2, value.shape, generator=generators[device], device=device) * 2 - 1
+        error = torch.finfo(value.dtype).eps / 2
+        return (value.double() * (1 + signs * error)).to(value.dtype)
+
+    def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tuple(map(shake, args)), {name: shake(value) for name, value in kwargs.items()}
+
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layers in lists for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 LEAST_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
 MOST_TOLERANCE = 0.1
 """Bounds of the relative tolerance of a batch's hidden states. Between them it is what rounding does to the model
-(noise.py). One wrong row changes its own result by 60 % or more at any depth."""
+One wrong row changes its own result by 60 % or more at any depth."""
 ROW_SLACK = 4
 """Factor on the tolerance for a single row of the batch, and for a router's choice of experts."""
 DECODE_STEPS = 2

@@ -14,8 +14,8 @@ from omni_stage.vllm_adapter.ar.compiled_check import (
     Rehearsed,
     find_difference,
     find_tolerance,
+    shaken,
 )
-from omni_stage.vllm_adapter.ar.noise import shaken
 
 WIDTH, HEADS, INNER, ROWS = 256, 4, 192, 16
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omni_stage.errors import EngineDeadStageError, InvalidTensorError, ModelExecutionError, OmniStageError
-from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_device
+from omni_stage.vllm_adapter.diffusion.runner import judge_failure, probe_device
 
 
 class Device:

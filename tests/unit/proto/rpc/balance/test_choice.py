@@ -8,10 +8,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from omni_proto.rpc.balance.choice import BOUND, STALE_S, Affinity, Fault, Outcome, PodTable, Reason
+from omni_proto.rpc.balance.choice import BOUND, STALE_S, Affinity, Fault, Outcome, PodTable, Reason, Ring, hash_key
 from omni_proto.rpc.balance.outliers import BASE_S, FAILURES, SAMPLES, ejection_s, is_slow, relative_pace
 from omni_proto.rpc.balance.report import LoadReport
-from omni_proto.rpc.balance.ring import Ring, hash_key
 
 GOOD, BAD = Outcome(pace_s=0.1), Outcome(is_fault=True)
 FIRST, SECOND = (0.0, 0.0), (0.99, 0.0)
