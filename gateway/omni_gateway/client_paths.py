@@ -59,7 +59,8 @@ class ClientPaths:
 
     def translate_text(self, text: str) -> str:
         """Returns a text about the request with the client's names of the fields."""
-        return _NAME.sub(lambda found: self.translate(found[0]) or found[0].removeprefix("start."), text)
+        text = _NAME.sub(lambda found: self.translate(found[0]) or found[0].removeprefix("start."), text)
+        return text.replace("max_tokens", self.max_tokens) if self.has_messages else text
 
     def _of_own(self, name: str) -> str | None:
         if name.partition("[")[0] not in self.own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -56,15 +57,21 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
         return InvalidRequestError(
             "The body must be a JSON object, sent with the header content-type: application/json.", code="invalid_json"
         )
-    path = _path_of(problem, error.body)
+    path = join_keys(_keys_of(problem, error.body))
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":
         said = f"Unknown parameter: {path[:256]!r}. Leave it out, or see the gateway's setting unsupportedFields."
         return InvalidRequestError(said, param=path[:256], code=code)
     if kind.startswith("union_tag_"):
         context = problem["ctx"]
-        path = f"{path}.{context['discriminator'].strip(_QUOTE)}"
-        if kind == "union_tag_invalid":
+        tag = context["discriminator"].strip(_QUOTE)
+        holder = reduce(lambda value, key: value[key], _keys_of(problem, error.body), error.body)
+        path = f"{path}.{tag}"
+        if kind == "union_tag_not_found" or (isinstance(holder, dict) and holder.get(tag) is None):
+            # null counts as absent
+            kind = "union_tag_not_found"
+            code = _CODES[kind]
+        else:
             use = f"{path} is {context['tag'][:64]!r}; use {context['expected_tags']}."
             return InvalidRequestError(use, param=path, code=code)
     if kind in ("missing", "union_tag_not_found"):
@@ -72,8 +79,8 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
     return InvalidRequestError(f"{path or 'body'}: {problem['msg']}", param=path or None, code=code)
 
 
-def _path_of(problem: Mapping[str, Any], body: Any) -> str:
-    return join_keys(body_keys(problem["loc"][1:], body, missing=problem["type"] == "missing"))
+def _keys_of(problem: Mapping[str, Any], body: Any) -> list[str | int]:
+    return body_keys(problem["loc"][1:], body, missing=problem["type"] == "missing")
 
 
 async def _answer(request: Request, error: Exception) -> Response:

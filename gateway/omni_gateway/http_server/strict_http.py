@@ -9,6 +9,7 @@ smuggling). uvicorn (0.54) reads on in the first two cases.
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -28,6 +29,10 @@ PIECE_BYTES: Final = 64
 LINGER_S: Final = 2.0
 """How long the client may take to read the last answer. What it still sends is dropped: if it were left unread, the
 kernel would reset the connection, and the client might lose the answer."""
+_HOST: Final = re.compile(rb"(?:\[[\w.~:%-]+\]|(?:[\w.~!$&'()*+,;=-]|%[\dA-Fa-f]{2})*)(?::\d*)?")
+"""A name or an address, which may be empty, and a port (RFC 3986, section 3.2)."""
+_NO_PATH: Final = re.compile(rb"\Ahttps?://[^/?#]+(?=[?#]|\Z)", re.IGNORECASE)
+"""The beginning of an absolute URL whose path is empty, which means `/`. Proxies are asked for such URLs."""
 _OFFER: Final = (b"upgrade", b"connection")
 _VERSIONS: Final = ("1.0", "1.1")
 
@@ -99,6 +104,8 @@ class StrictHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request, unless its head is refused or offers another protocol."""
+        if not self.url.startswith(b"/"):
+            self.url = _NO_PATH.sub(rb"\g<0>/", self.url, 1)
         wrong = self._find_wrong()
         if wrong is not None:
             self._stop(wrong)
@@ -142,9 +149,11 @@ class StrictHttp(HttpToolsProtocol):
         coding = [value for name, value in self.headers if name == b"transfer-encoding"]
         if version not in _VERSIONS:
             return MalformedRequestError(f"HTTP/{version} is not read here; use HTTP/1.1.")
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1:
+        hosts = [value.strip() for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1:
             return MalformedRequestError("The header names several hosts; send one line `host`.")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            return MalformedRequestError("The line `host` is no name or address with an optional port; correct it.")
         if self.parser.get_method() == b"CONNECT":
             return MalformedRequestError("The gateway is no proxy: CONNECT is refused.")
         if coding and (version == "1.0" or [one.lower() for one in coding] != [b"chunked"]):

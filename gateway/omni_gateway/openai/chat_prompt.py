@@ -195,14 +195,16 @@ def add_form(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts)
         arguments["structured_output"] = _read_form(body.structured_outputs)
     elif isinstance(wanted, JsonObjectFormat):
         arguments["structured_output"] = StructuredOutput(json_object=True)
-    elif wanted is None or not wanted.json_schema.json_schema:
+    elif wanted is None or wanted.json_schema.json_schema is None:
         raise InvalidRequestError("response_format needs a schema.", param="response_format.json_schema.schema")
     else:
         arguments["structured_output"] = StructuredOutput(json_schema=wanted.json_schema.json_schema)
 
 
 def _read_form(wanted: StructuredOutputs) -> StructuredOutput:
-    given = {name: value for name in StructuredOutputs.model_fields if (value := getattr(wanted, name))}
+    given = {
+        name: value for name in StructuredOutputs.model_fields if (value := getattr(wanted, name)) not in (None, False)
+    }
     try:
         return StructuredOutput(**given)
     except ArgumentError as error:

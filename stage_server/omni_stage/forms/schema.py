@@ -272,6 +272,8 @@ def _check_object(node: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]
         # The model may write the same name twice, which counts twice.
         raise _error('"minProperties" of an object with other names than its "properties"', place, "require properties")
     counted = not {"minProperties", "maxProperties"}.isdisjoint(node)
+    if not (properties or patterns or extra or "propertyNames" in node) and counted:
+        node["additionalProperties"] = True  # xgrammar would count, but allow none
     most = MAX_COUNTED_PROPERTIES if counted else MAX_PROPERTIES
     if len(properties) > most:
         ending = " with minProperties or maxProperties" if counted else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ PER_TOKEN_S: Final = 0.01
 """CPU seconds of one walk: an allowance, and so many for each token."""
 WALK: Final = 40
 """Tokens of one walk through a grammar."""
+_SAID: Final = re.compile(
+    r"(?:min|max)\w+ (?:\d+ )?is (?:greater|less) than [a-zA-Z ]*[a-zA-Z]|minimum greater than maximum|"
+    r"must be a whole number|at (?:position|line) \d+(?:, column \d+)?"
+)
 _WALKS: Final = ("longest", "random", "same", "shortest")
 
 
@@ -52,7 +57,7 @@ def _read(form: Form) -> xgr.Grammar:
     try:
         grammar = _READERS[form.kind](form.text)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise WrongFormError(f"it is invalid, or holds something that is not supported{_place(error)}") from error
+        raise WrongFormError(f"it is invalid, or holds something that is not supported{_reason(error)}") from error
     return Rules(grammar).correct_strings() if form.kind in ("json", "json_object", "structural_tag") else grammar
 
 
@@ -96,11 +101,10 @@ def _compile(compiler: xgr.GrammarCompiler, grammar: xgr.Grammar) -> xgr.Compile
         raise WrongFormError("it cannot be compiled") from error
 
 
-def _place(error: Exception) -> str:
-    """Returns where xgrammar found the mistake, without the text around it."""
-    words = str(error).split("at position ", 1)
-    place = words[1].split(":", 1)[0] if len(words) == 2 else ""
-    return f" (at character {place})" if place.isdigit() else ""
+def _reason(error: Exception) -> str:
+    """Returns what xgrammar says of the mistake and its place, as far as that holds nothing of the form."""
+    found = _SAID.search(str(error))
+    return f" ({found[0]})" if found else ""
 
 
 class Tokens:

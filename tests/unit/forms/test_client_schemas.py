@@ -135,6 +135,8 @@ def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarComp
             ['{"a": null}', '{"a": null, "b": null}'],
             ['{"b": null}', '{"a": null, "b": 1}'],
         ),
+        ({"type": "object", "minProperties": 1}, ['{"a": 1}', '{"a": null, "b": [{}]}'], ["{}", "[1]"]),
+        ({"type": "object", "maxProperties": 1}, ["{}", '{"a": 1}'], ['{"a": 1, "b": 2}']),
         ({"type": "string", "anyOf": [{"format": "ipv4"}, {"maxLength": 1}]}, ['"1.2.3.4"', '"a"'], ['"ab"', "3"]),
         ({"type": "string", "format": "uuid4"}, [], ['"00000000-0000-1000-8000-000000000000"']),
     ],

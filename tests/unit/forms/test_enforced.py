@@ -123,6 +123,21 @@ def test_forms_that_fit_no_text_or_count_too_far_are_refused(form: Form) -> None
 
 
 @pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (Form("json", '{"type": "integer", "minimum": 5, "maximum": 4}'), "minimum greater than maximum"),
+        (Form("json", '{"type": "integer", "minimum": 1.2}'), "must be a whole number"),
+        (Form("json", '{"type": "array", "minItems": 3, "maxItems": 1}'), "minItems is greater than maxItems"),
+        (Form("grammar", 'root ::= "secret'), "at line 1, column"),
+    ],
+)
+def test_the_engine_s_reason_is_told_without_the_form(form: Form, says: str) -> None:
+    with pytest.raises(WrongFormError, match=says) as caught:
+        check_form(form)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "form",
     [
         *(

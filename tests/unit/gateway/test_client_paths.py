@@ -92,6 +92,9 @@ def test_each_form_of_the_text_has_its_own_name() -> None:
     assert given.translate("start.structured_output.json_schema") == "structured_outputs.json"
     assert given.translate("start.structured_output") == "structured_outputs"
     assert given.translate("start.sampling[thinker].max_tokens") == "max_completion_tokens"
+    assert given.translate_text("min_tokens must be at most max_tokens (4)") == (
+        "min_tokens must be at most max_completion_tokens (4)"
+    )
 
 
 def test_a_speech_request_has_one_text() -> None:

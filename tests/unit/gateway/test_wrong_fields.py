@@ -63,6 +63,9 @@ def test_the_error_names_a_wrong_message_part(part: Any, param: str, says: str) 
     [
         ({"role": "robot", "content": "x"}, "messages[0].role", "invalid_value"),
         ({"content": "x"}, "messages[0].role", "missing_required_parameter"),
+        ({"role": None, "content": "x"}, "messages[0].role", "missing_required_parameter"),
+        ({"role": "None", "content": "x"}, "messages[0].role", "invalid_value"),
+        ({"role": "user", "content": [{"type": None, "text": "x"}]}, f"{PART}.type", "missing_required_parameter"),
         ({"role": "user", "content": 5}, "messages[0].content", "invalid_type"),
         ({"role": "user", "content": "x", "user": "x"}, "messages[0].user", "unknown_parameter"),
         ({"role": "system", "content": [{"type": "text", "text": 5}]}, f"{PART}.text", "invalid_type"),
@@ -112,6 +115,7 @@ def test_the_error_is_about_the_branch_of_the_value_s_type(fields: dict[str, Any
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
         ({"tools": [{"type": "function", "function": {"nome": "x"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": None}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"audio": {"voice": {"id": 5}, "format": "wav"}}, "audio.voice.id"),
     ],

@@ -113,6 +113,18 @@ CASES: dict[str, Case] = {
     "a bare LF": refused(b"GET / HTTP/1.1\nhost: x\n\n"),
     "a bare CR": refused(b"GET / HTTP/1.1\r\nx-a: b\rcontent-length: 3\r\n\r\n"),
     "two hosts": refused(b"GET / HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n"),
+    **{
+        f"the host {host!r}": refused(b"GET / HTTP/1.1\r\nhost: %b\r\n\r\n" % host)
+        for host in (b"a b", b"a, b", b"a/b", b"a:b", b"a@b", b"[::1", b"a%zz", b"\xc3\xa9", b"a:80:80", b'"a"')
+    },
+    **{
+        f"the host {host!r} is one": Case(b"GET /a HTTP/1.1\r\nhost: %b\r\n\r\n" % host, [(200, b"/a", 0)])
+        for host in (b"", b"a.b-c_d:80", b"[::1]:8000", b"1.2.3.4", b"a,b", b"%C3%A9", b"x:")
+    },
+    **{
+        f"the URL {url!r}": Case(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % url, [(200, path, 0)])
+        for url, path in ((b"http://x", b"/"), (b"HTTP://x:80?a=b", b"/"), (b"http://x/a", b"/a"))
+    },
     "a coding behind a comma": refused(FRAMED + b"transfer-encoding: ,chunked\r\n\r\n0\r\n\r\n"),
     "a coding with a parameter": refused(FRAMED + b"transfer-encoding: chunked;q=1\r\n\r\n0\r\n\r\n"),
     "a folded coding": refused(FRAMED + b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n"),

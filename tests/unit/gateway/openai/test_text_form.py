@@ -78,6 +78,9 @@ def test_without_strict_any_json_will_do() -> None:
     [
         ({"json": SCHEMA}, StructuredOutput(json_schema=SCHEMA)),
         ({"json": '{"type": "object"}'}, StructuredOutput(json_schema='{"type": "object"}')),
+        ({"json": {}, "regex": None, "json_object": False}, StructuredOutput(json_schema={})),
+        ({"regex": ""}, StructuredOutput(regex="")),
+        ({"choice": []}, StructuredOutput(choice=[])),
         ({"json_object": True}, StructuredOutput(json_object=True)),
         ({"regex": "a+"}, StructuredOutput(regex="a+")),
         ({"choice": ["yes", "no"]}, StructuredOutput(choice=["yes", "no"])),
@@ -94,11 +97,12 @@ def test_vllms_sampling_parameters_reach_the_entry_stage() -> None:
     assert answer_sampling(request(min_tokens=2, stop_token_ids=[7, 9])) == {"min_tokens": 2, "stop_token_ids": [7, 9]}
 
 
-def test_a_schema_is_the_form_of_the_text() -> None:
+@pytest.mark.parametrize("schema", [SCHEMA, {}], ids=["an object", "any value"])
+def test_a_schema_is_the_form_of_the_text(schema: dict[str, Any]) -> None:
     arguments: GenerateArguments = {}
-    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     add_form(arguments, request(response_format=wanted), facts())
-    assert arguments == {"structured_output": StructuredOutput(json_schema=SCHEMA)}
+    assert arguments == {"structured_output": StructuredOutput(json_schema=schema)}
 
 
 @pytest.mark.parametrize(
