@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
-from starlette.types import Message, Send
+from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
@@ -240,7 +240,7 @@ class StrictHttp(HttpToolsProtocol):
             self.transport.close()
 
 
-async def _send(cycle: Any, send: Send, is_older: bool, message: Message) -> None:
+async def _send(cycle: Any, send: Any, is_older: bool, message: Message) -> None:
     """Send a message of an answer.
 
     HTTP/1.0 knows no chunks: a body of unknown length ends with the connection. An answer that comes before a body was
