@@ -131,7 +131,7 @@ def test_forms_that_fit_no_text_or_count_too_far_are_refused(form: Form) -> None
         (Form("grammar", 'root ::= "secret'), "at line 1, column"),
     ],
 )
-def test_the_engine_s_reason_is_told_without_the_form(form: Form, says: str) -> None:
+def test_the_engine_s_reason_is_shown_without_the_form(form: Form, says: str) -> None:
     with pytest.raises(WrongFormError, match=says) as caught:
         check_form(form)
     assert "secret" not in str(caught.value)
