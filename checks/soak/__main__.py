@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import random
@@ -32,6 +31,7 @@ from checks.soak.hostile import run_hostile
 from checks.soak.load import Load
 from checks.soak.memory import EVERY_S, MemoryLog
 from checks.soak.pipeline import SoakPipeline
+from tools.json_text import format_json
 
 from omni_proto.client import AsyncOmniClient
 
@@ -112,7 +112,7 @@ def main() -> int:
         "python": platform.python_version(),
         "system": platform.platform(),
     }
-    text = json.dumps(report, indent=2) + "\n"
+    text = format_json(report)
     sys.stdout.write(text)
     if args.json:
         args.json.write_text(text, encoding="utf-8")
