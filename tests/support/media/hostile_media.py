@@ -151,7 +151,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile(
         "png of 5,000 chunks", IMAGE, lambda: flat_png(8, 8, before=chunk(b"prIv", b"") * 5000), REFUSED, "sections"
     ),
-    Hostile("png with 32 MiB of text in 32 kB", IMAGE, text_bomb, UNDECODABLE),
+    Hostile("png with 32 MiB of text in 32 kB", IMAGE, text_bomb, TAKEN),
     Hostile("animated png", IMAGE, lambda: animated("PNG"), TAKEN),
     Hostile("animated gif", IMAGE, lambda: animated("GIF"), TAKEN),
     Hostile("animated webp", IMAGE, lambda: animated("WEBP"), TAKEN),

@@ -17,7 +17,7 @@ from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExec
 from omni_stage.models.component import EdgeStream, FinishReason, StageRequest, StageStep, UserPrompt
 from omni_stage.models.shared.text.edge import iterate_text, text_rows
 from omni_stage.models.simple_engine import SimpleComponent, SimpleEngine
-from omni_stage.service.server.watchdog import Verdict, judge
+from omni_stage.service.server.watchdog import EngineVerdict, judge
 from support.processes.polling import PATIENCE_S, until
 
 FACTS = ComponentFacts(id="test/own", kind=EngineKind.DECODER)
@@ -62,7 +62,7 @@ async def collect(engine: SimpleEngine, request: StageRequest) -> str:
         return "".join([step.text async for step in steps])
 
 
-def verdict(engine: SimpleEngine, later_s: float = 0.0) -> Verdict:
+def verdict(engine: SimpleEngine, later_s: float = 0.0) -> EngineVerdict:
     return judge(
         is_dead=engine.is_dead,
         unfinished=engine.unfinished_requests,
@@ -99,8 +99,8 @@ async def test_an_engine_that_was_idle_for_long_is_not_stuck() -> None:
     running = asyncio.ensure_future(collect(engine, ask("x")))
     await until(begun.is_set)
     assert engine.unfinished_requests == 1
-    assert verdict(engine) is Verdict.HEALTHY
-    assert verdict(engine, STEP_TIMEOUT_S + 1) is Verdict.STUCK, "work that does not end"
+    assert verdict(engine) is EngineVerdict.HEALTHY
+    assert verdict(engine, STEP_TIMEOUT_S + 1) is EngineVerdict.STUCK, "work that does not end"
     proceed.set()
     await running
     await until(lambda: engine.unfinished_requests == 0)
@@ -112,7 +112,7 @@ async def test_a_request_that_waits_for_its_input_is_no_work() -> None:
     running = asyncio.ensure_future(collect(engine, ask(stream)))
     stream.put(text_rows("a"))
     await asyncio.sleep(0.05)
-    assert verdict(engine, 1000.0) is Verdict.HEALTHY
+    assert verdict(engine, 1000.0) is EngineVerdict.HEALTHY
     stream.put(text_rows("b"))
     stream.end()
     assert await running == "AB"
