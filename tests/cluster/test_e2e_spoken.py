@@ -119,6 +119,7 @@ def test_fifty_sentences_read_aloud_at_once_are_understood(
     assert count_misheard([read_wav(base64.b64decode(one)) for one in spoken]) <= 0.03
 
 
+@pytest.mark.full
 def test_the_image_of_the_demo_answers_aloud(cluster: Cluster, speech: Api, models: Path) -> None:
     """Any user may run it. The weights come from a volume at /cache, and the answers go to one at /out."""
     shared = models / "demo"
