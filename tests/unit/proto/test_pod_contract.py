@@ -164,7 +164,7 @@ READERS = {
         path.read_text() for path in (ROOT / "helm" / "omnipipeline" / "files").rglob("*") if path.is_file()
     ),
     "runbooks": lambda: "".join(path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")),
-    "metrics page": lambda: (ROOT / "docs" / "observability.md").read_text(),
+    "metrics page": lambda: (ROOT / "docs" / "reference" / "metrics.md").read_text(),
 }
 
 
