@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -241,12 +241,14 @@ class Kit:
         max_model_len: int = 64,
         max_tokens: int = 16,
         mode: EdgeMode = EdgeMode.FULL,
+        last_timeouts: Mapping[str, float] | None = None,
         **config: Any,
     ) -> tuple[Stage, Stage, Stage]:
         """Starts three stages, the last one first. Returns them from the entry down.
 
-        `config` is the thinker's. `mode` is that of the edge from thinker to talker. `via(stage, target)` returns the
-        target that the upstream stage calls instead of `target`, such as a proxy.
+        `config` is the thinker's, `last_timeouts` are the last stage's. `mode` is that of the edge from thinker to
+        talker. `via(stage, target)` returns the target that the upstream stage calls instead of `target`, such as a
+        proxy.
         """
         sampling = SamplingDefaults(max_tokens=max_tokens)
         last = await self.serve(
@@ -254,6 +256,7 @@ class Kit:
             stage="token2wav",
             outputs=["Audio"],
             input={"source": "talker"},
+            timeouts=last_timeouts or {},
             component=ScriptedComponent(
                 kind=EngineKind.DIFFUSION,
                 input_schema=EDGE_B,

@@ -98,10 +98,10 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError) as caught:
-            await run(target, raw_text="hi", timeout=2.0)
+            await run(target, raw_text="hi", timeout=5.0)
         await asyncio.wait_for(stage.cancelled.wait(), PATIENCE_S)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < remaining[0] <= 2.1
+    assert 0 < remaining[0] <= 5.1
     assert len(stage.calls) == 1
 
 

@@ -254,7 +254,7 @@ async def test_a_client_that_accepts_no_bytes_holds_its_places_no_longer_than_ti
     kit: Any, connect: Callable[..., RawConnection]
 ) -> None:
     """Not even Accepted can be written to this client, and its call has no deadline."""
-    stage = await kit.serve(lab.wait_forever, timeouts={"request": 1.0})
+    stage = await kit.serve(lab.wait_forever, timeouts={"request": 3.0})
     silent = await asyncio.to_thread(connect, stage.server.ports.grpc, receive_window=0)
     start = grpc_message(lab.start().SerializeToString()) + grpc_message(lab.END.SerializeToString())
     await hoard(silent, GENERATE, 3, start, end=True)

@@ -20,6 +20,7 @@ from prometheus_client import Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_proto.pod_contract import ExitCode
+from omni_stage.service.edges.channels import MIN_HOP_MARGIN_S, Deadline
 from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
@@ -32,22 +33,37 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_default_deadline_is_timeouts_request(kit: Any) -> None:
-    stage = await kit.serve(lab.wait_forever, timeouts={"request": 0.3})
+    stage = await kit.serve(lab.wait_forever, timeouts={"request": 3.0})
     answer = await lab.ask(stage, timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
     assert answer.text == "so far"
     assert len(stage.engine.aborted) == 1
 
 
-async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any) -> None:
-    """Each stage gives the next one a shorter deadline, so the last stage reports the timeout."""
-    first, middle, last = await kit.chain(token2wav=lab.wait_forever, timeouts={"request": 1.5})
-    answer = await lab.ask(first, timeout_s=None)
+async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage gives the next one a shorter deadline. The stage whose time is over is named in the error."""
+    given: list[float | None] = []
+    of_call = Deadline.of_call
+
+    def note(remaining_s: float | None, longest_s: float, now: float) -> Deadline:
+        given.append(remaining_s)
+        return of_call(remaining_s, longest_s, now)
+
+    monkeypatch.setattr(Deadline, "of_call", note)
+    chain = await kit.chain(
+        token2wav=lab.wait_forever, timeouts={"request": 2 * PATIENCE_S}, last_timeouts={"request": 3.0}
+    )
+    answer = await lab.ask(chain[0], timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
     assert answer.info.metadata["stage"] == "token2wav"
-    for stage in (first, middle, last):
-        assert len(stage.server.in_flight) == 0 or await stage.server.in_flight.wait_idle(5)
-    assert len(last.engine.aborted) == 1
+    assert given[0] is None
+    middle, last = (remaining for remaining in given[1:] if remaining is not None)
+    assert last + MIN_HOP_MARGIN_S <= middle <= 2 * PATIENCE_S - MIN_HOP_MARGIN_S
+    for stage in chain:
+        assert len(stage.server.in_flight) == 0 or await stage.server.in_flight.wait_idle(PATIENCE_S)
+    assert len(chain[2].engine.aborted) == 1
 
 
 async def test_cancelling_reaches_every_stage(kit: Any) -> None:
@@ -58,7 +74,7 @@ async def test_cancelling_reaches_every_stage(kit: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     for stage in stages:
-        assert await stage.server.in_flight.wait_idle(5)
+        assert await stage.server.in_flight.wait_idle(PATIENCE_S)
         assert stage.server.admission.requests == 0
         assert stage.server.admission.bytes == 0
     assert len(stages[2].engine.aborted) == 1
