@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.paced.goals import CASES, FLOOR_MS, goal_rows
 from benchmarks.paced.ideal import Chunk, Outcome
-from benchmarks.paced.rate import CARRIED, GATHERED, SINGLE, arrivals, continuity, judge_rates
+from benchmarks.paced.rate import CARRIED, GATHERED, SINGLE, arrivals, continuity, count_windows, judge_rates
 
 
 def test_arrivals_keep_the_rate_and_are_the_same_each_time() -> None:
@@ -21,6 +21,12 @@ def test_a_stream_is_continuous_if_no_gap_is_longer() -> None:
     good = Outcome(chunks=[Chunk(1.0, 0.1), Chunk(1.1, 0.1)])
     assert continuity([late, good, good, good], 0.05) == 0.75
     assert continuity([late, good, good, good], 0.1) == 1.0
+
+
+def test_a_window_that_is_sent_in_two_chunks_is_one_request() -> None:
+    """Windows of 1, 2, 4, 8 and 8 frames: the last two are longer than a chunk of audio may be."""
+    sent = [0.08, 0.16, 0.32, 0.5, 0.14, 0.5, 0.14]
+    assert count_windows([Outcome(chunks=[Chunk(0.0, seconds) for seconds in sent])] * 3) == 15
 
 
 def test_gathering_is_judged_at_the_same_rate() -> None:

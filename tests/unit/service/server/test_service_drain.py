@@ -28,7 +28,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
         async for step in lab.say_hello(request):
             yield step
 
-    stage = await kit.serve(held, timeouts={"drainNotice": 1.0})
+    stage = await kit.serve(held, timeouts={"drainNotice": 4.0})
     _, early = await lab.begin(stage)
     stop = asyncio.Event()
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
