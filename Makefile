@@ -115,7 +115,7 @@ proto: setup ## Regenerate the protobuf and gRPC stubs
 	@sh proto/generate.sh
 
 schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built-in components (components.json)
-	@$(PY) tools/export_schemas.py
+	@$(PY) -m tools.export_schemas
 
 chart: setup ## Regenerate the chart's values.schema.json and README, and its copy of the operator's RBAC rules
 	@$(PY) tools/chart_docs.py

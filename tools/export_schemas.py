@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import typer
 import yaml
+from tools.json_text import format_json
 from typer.cli import get_docs_for_click
 
 from omni_cli.main import app
-from omni_proto.pipeline.components import render_components
+from omni_proto.pipeline.components import describe_components
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import OBJECT_RULES
 from omni_proto.pipeline.rules.rule import Rule
@@ -183,7 +184,9 @@ def render_stage_crd() -> str:
 
 def _render(crd: dict[str, Any]) -> str:
     header = "# Generated from proto/omni_proto/pipeline by `make schemas`; do not edit.\n"
-    return header + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return header + yaml.dump(
+        crd, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
+    )
 
 
 _INTRO: Final = f"""# {KIND}
@@ -324,12 +327,12 @@ def render_stage_config_schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **StageConfig.model_json_schema(by_alias=True),
     }
-    return json.dumps(schema, indent=2) + "\n"
+    return format_json(schema)
 
 
 def render_component_facts() -> str:
     """Returns the text of components.json: the facts of the built-in components, from their families' manifests."""
-    return render_components(built_in_facts())
+    return format_json(describe_components(built_in_facts()))
 
 
 _CLI_NOTE: Final = """<!-- Generated from cli/omni_cli by `make schemas`; do not edit. -->
@@ -383,7 +386,7 @@ def main() -> int:
         return 1 if stale else 0
     if FACTS in stale:
         (ROOT / FACTS).write_text(render_component_facts(), encoding="utf-8")
-        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - this script again, with the new facts
+        os.execv(sys.executable, [sys.executable, "-m", "tools.export_schemas"])  # noqa: S606 - again, with the new facts
     for name in stale:
         (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(EXPORTS[name](), encoding="utf-8")

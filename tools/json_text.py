@@ -1,4 +1,7 @@
-"""JSON for people who read it and its differences: what fits in one line is in one line, as prettier writes arrays."""
+"""JSON for people who read it and its differences: what fits in one line is in one line, as prettier writes arrays.
+
+Of what does not fit, numbers, strings and booleans in a row share lines; an object or list begins its own.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,25 @@ def format_json(value: Any) -> str:
 def _format(value: Any, depth: int, taken: int) -> str:
     """Returns the text of a value that stands behind `taken` characters of its line."""
     flat = json.dumps(value)
-    if not isinstance(value, dict | list) or not value or taken + len(flat) + 1 <= WIDTH:
+    if _is_plain(value) or taken + len(flat) + 1 <= WIDTH:
         return flat
     pad = " " * (depth + 1)
+    parts = list(value.values()) if isinstance(value, dict) else value
     leads = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
-    parts = value.values() if isinstance(value, dict) else value
-    items = (f"{pad}{lead}{_format(part, depth + 1, len(pad + lead))}" for lead, part in zip(leads, parts, strict=True))
+    lines, joins = list[str](), False
+    for lead, part in zip(leads, parts, strict=True):
+        text = lead + _format(part, depth + 1, len(pad + lead))
+        if joins and _is_plain(part) and len(pad + lines[-1] + text) + 3 <= WIDTH:
+            lines[-1] += f", {text}"
+        else:
+            lines.append(text)
+        joins = _is_plain(part)
     opening, closing = "{}" if isinstance(value, dict) else "[]"
-    return f"{opening}\n" + ",\n".join(items) + f"\n{' ' * depth}{closing}"
+    inside = f",\n{pad}".join(lines)
+    if all(map(_is_plain, parts)):
+        return opening + inside + closing
+    return f"{opening}\n{pad}{inside}\n{' ' * depth}{closing}"
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, dict | list) or not value

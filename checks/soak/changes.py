@@ -10,7 +10,6 @@ is repeated --times times. The run fails if a call fails or a change does not re
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.harness.report import describe_machine, load
+from tools.json_text import format_json
 
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.changes import STAGES, Changes, Outcome
@@ -48,7 +48,7 @@ def main() -> int:
         "problems": problems,
         "machine": {**machine, "load_after": load()},
     }
-    text = json.dumps(report, indent=2) + "\n"
+    text = format_json(report)
     sys.stdout.write(text)
     if options.json:
         options.json.write_text(text, encoding="utf-8")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import math
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from checks.soak.hostile_bodies import BODIES, CHAT, MEBI, request
+from tools.json_text import format_json
 
 HEALTHY_S: Final = 0.5
 """/health answers within this time under each attack."""
@@ -291,7 +291,7 @@ def main() -> int:
         work(*args.worker)
         return 0
     report = asyncio.run(measure(args.url, args.seconds, args.only))
-    text = json.dumps(report, indent=2) + "\n"
+    text = format_json(report)
     sys.stdout.write(text)
     if args.json:
         args.json.write_text(text, encoding="utf-8")

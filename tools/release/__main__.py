@@ -14,7 +14,7 @@ from tools.release.build import build_release, push_chart, run, sign
 from tools.release.version import ROOT, ReleaseError, cut, read_version
 
 GENERATED = (
-    ("tools/export_schemas.py",),
+    ("-m", "tools.export_schemas"),
     ("tools/chart_docs.py",),
     ("tools/render_goldens.py",),
 )

@@ -35,10 +35,19 @@ def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSetti
     ]
 
 
-def format_manifests(manifests: Iterable[Manifest]) -> str:
-    """Returns the manifests as YAML documents. Text of several lines becomes a literal block."""
+def format_manifests(manifests: Iterable[Manifest], *, compact: bool = False) -> str:
+    """Returns the manifests as YAML documents. Text of several lines becomes a literal block.
+
+    compact: the innermost maps and lists are in flow style, such as {cpu: 1, memory: 2Gi}.
+    """
     return yaml.dump_all(
-        manifests, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
+        manifests,
+        Dumper=_ManifestDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+        explicit_start=True,
+        default_flow_style=None if compact else False,
     )
 
 

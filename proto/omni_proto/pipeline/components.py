@@ -207,7 +207,7 @@ def built_in_components() -> Mapping[str, ComponentFacts]:
     return MappingProxyType({item.id: item for item in facts})
 
 
-def render_components(facts: Mapping[str, ComponentFacts]) -> str:
-    """Returns the text of components.json for these components."""
+def describe_components(facts: Mapping[str, ComponentFacts]) -> dict[str, Any]:
+    """Returns the content of components.json for these components."""
     described = [facts[name].model_dump(mode="json", by_alias=True, exclude_defaults=True) for name in sorted(facts)]
-    return json.dumps({"components": described}, indent=2) + "\n"
+    return {"components": described}
