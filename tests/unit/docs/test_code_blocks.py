@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from omni_cli.main import app
-from support.docs.doc_examples import EXAMPLES, FENCE, PAGES, ROOT, Block, all_blocks, blocks_of, console_commands
+from support.docs.doc_examples import EXAMPLES, FENCE, PAGES, ROOT, Block, all_blocks, blocks_of
 
 MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 FOLDERS = (ROOT, ROOT / "tests", ROOT / "stage_server" / "omni_stage")
@@ -83,8 +83,3 @@ def test_the_edge_of_the_streaming_page_is_valid() -> None:
     (stage,) = yaml.safe_load(block.text)
     pipeline = yaml.safe_load(EXAMPLES["pipelines-qwen25-omni"])
     assert stage.items() <= pipeline["spec"]["stages"][1].items()
-
-
-def test_kind_installs_and_serves_as_the_readme_does() -> None:
-    readme, kind = (console_commands(ROOT / page) for page in ("README.md", "docs/tutorials/kind.md"))
-    assert kind["Install and serve"] == readme["In a cluster"]

@@ -1,4 +1,4 @@
-"""The README's quickstart without GPUs, from manifests/tiny/model.yaml on, command by command on a real node.
+"""The tutorial for kind, from manifests/tiny/model.yaml on, command by command on a real node.
 
 Only the port, the model's name and the place of the output file are replaced.
 """
@@ -56,10 +56,10 @@ def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dic
 
 @pytest.mark.timeout(1200)
 def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> None:
-    commands = console_commands(ROOT / "README.md")["In a cluster"]
+    commands = console_commands(ROOT / "docs" / "tutorials" / "kind.md")["Install and serve"]
     commands = commands[next(n for n, text in enumerate(commands) if "manifests/tiny/model.yaml" in text) :]
     assert commands[-1].startswith("curl ")
-    (port,) = pick_ports(1)  # the README's port may be in use on this machine
+    (port,) = pick_ports(1)  # the tutorial's port may be in use on this machine
     forward: subprocess.Popen[bytes] | None = None
     try:
         for command in commands:
@@ -73,7 +73,7 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
                 continue
             if forward is not None:
                 wanted = wanted.replace(f":{PORT}", f":{port}")
-                # A user waits for kubectl's "Forwarding from" here; the README has no command for that.
+                # A user waits for kubectl's "Forwarding from" here; the tutorial has no command for that.
                 eventually(lambda: _listens(port), timeout_s=30, why="kubectl forwards the port")
             done = subprocess.run(
                 ["sh", "-c", wanted],
