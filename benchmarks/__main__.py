@@ -2,7 +2,7 @@
 
 A case compares several systems, its sides, which take turns within a run. Absolute figures differ between machines, but
 the ratio of two sides that took turns on one machine is valid for other machines too. Every case writes
-results/CASE.json, draws results/CASE.png from it and puts its tables into a page of docs/performance.
+results/CASE.json and puts its ratios into a page of docs/performance.
 
 The command exits with 1 if a ratio misses a bound that is not only a goal, if a ratio is worse than in the last
 committed result by more than its tolerance, or if a ratio of that result was not measured. Such a run is written to
@@ -26,10 +26,10 @@ from benchmarks.harness.stored import RESULTS, load_committed, write_result
 from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
-    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "startup", "predictor", "voice")},
+    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "predictor", "voice")},
     **{
         name: f"benchmarks.{name}.measure"
-        for name in ("transport", "tokens", "pipeline", "diffusion", "gateway", "replicas", "scaling", "realtime")
+        for name in ("transport", "tokens", "diffusion", "gateway", "replicas", "scaling", "realtime")
     },
     "first-audio": "benchmarks.first_audio.measure",
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",
@@ -39,20 +39,20 @@ CASES = {
     "turns": "benchmarks.first_audio.turns",
     "peer": "benchmarks.peer.measure",
 }
-"""Case -> its module, which has the functions `measure` and `draw`."""
+"""Case -> its module, which has the function `measure`."""
 BY_NAME_ONLY = {"peer", "voice"}
 """Cases that run only if they are named, because they install packages the first time: `peer` 7 GB, `voice` 0.2 GB."""
 PAGES = Path(__file__).parents[1] / "docs" / "performance"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all chosen cases, or only draw them. Returns 1 if one of them failed, else 0."""
+    """Run all chosen cases, or only write their pages. Returns 1 if one of them failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
     parser.add_argument("--rounds", type=int, help="how often each side runs (default: the case's own number)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for result files")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw pictures and pages from the results")
+    parser.add_argument("--pages", action="store_true", help="measure nothing; write the results into the pages")
     options = parser.parse_args(arguments)
     cases = options.cases or [name for name in CASES if name not in BY_NAME_ONLY]
     unknown = set(cases) - set(CASES)
@@ -61,12 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     for name in cases:
-        found = [] if options.draw else run_case(name, Options(options.rounds, options.results))
+        found = [] if options.pages else run_case(name, Options(options.rounds, options.results))
         problems += [f"{name}: {problem}" for problem in found]
-        if not found:
-            draw_case(name, options.results)
-            if options.results == RESULTS:
-                write_page(name)
+        if not found and options.results == RESULTS:
+            write_page(name)
     for problem in problems:
         print(f"FAILED {problem}", file=sys.stderr)
     return int(bool(problems))
@@ -100,14 +98,6 @@ def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Rep
     problems = find_problems(verdicts, last)
     print(f"\nwritten to {write_result(name, results, result, accepted=not problems)}")
     return report, problems
-
-
-def draw_case(name: str, results: Path) -> None:
-    """Draw a case's picture from its result file, if there is one."""
-    file = results / f"{name}.json"
-    if file.exists():
-        result = json.loads(file.read_text())
-        importlib.import_module(CASES[name]).draw(result, file.with_suffix(".png"))
 
 
 def write_page(name: str) -> None:

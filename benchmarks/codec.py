@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, time_rounds
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -72,16 +70,6 @@ def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
         for row in rows
         if row["side"] == OWN
     ]
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw GB/s by size and side."""
-    rows = result["tables"][TABLE]
-    panels = {
-        f"{size} MB": {row["side"]: row["gb_per_s"] for row in rows if row["mb"] == size}
-        for size in dict.fromkeys(row["mb"] for row in rows)
-    }
-    grouped_bars(path, panels, title="Tensor codec, without a network", unit="GB/s", highlight=[OWN])
 
 
 def run_own(spec: TensorSpec, data: np.ndarray) -> None:

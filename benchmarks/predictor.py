@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, time_rounds
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -81,16 +80,6 @@ def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
         for row in rows
         if row["side"] == OURS
     ]
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw CPU milliseconds by batch size and side."""
-    rows = result["tables"][TABLE]
-    panels = {
-        f"batch {batch}": {row["side"]: row["cpu_ms"] for row in rows if row["batch"] == batch}
-        for batch in dict.fromkeys(row["batch"] for row in rows)
-    }
-    grouped_bars(path, panels, title="Code predictor, published shapes", unit="ms of CPU, one thread", highlight=[OURS])
 
 
 def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[str, Callable[[], object]]:

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, quantile, take_turns
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 from benchmarks.harness.verdict import Ratio
 
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 16, 48, 32
@@ -83,16 +82,6 @@ def run_rounds(
                 walls[name].append(time.perf_counter() - wall)
                 processors[name].append(time.process_time() - processor)
     return walls, processors
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw tokens per second, and the ratio to stock vLLM."""
-    rows = result["tables"][TABLE]
-    panels = {
-        "tokens a second": {row["side"]: float(row["tokens_per_s"]) for row in rows},
-        "ratio to stock": {row["side"]: row["ratio_to_stock"] for row in rows},
-    }
-    grouped_bars(path, panels, title="Engine with our scheduler and worker", unit="", highlight=[IDLE, ROWS])
 
 
 def write_model(folder: Path) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from typing import Any, Final
 import psutil
 from rich.console import Console
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -215,14 +214,3 @@ def install_piper() -> Path:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
         (folder / "installed").touch()
     return python
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw first audio and the real-time factor of both sides."""
-    rows: Sequence[Row] = result["tables"][TABLE]
-    panels = {
-        f"{what}, {count} at once": {row["side"]: row[key] for row in rows if row["at once"] == count}
-        for count in AT_ONCE
-        for what, key in (("first audio, s", "first audio, s"), ("real-time factor", "real-time factor"))
-    }
-    grouped_bars(path, panels, title="A voice beside Piper's server", unit="", highlight=[OURS])

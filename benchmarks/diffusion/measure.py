@@ -26,10 +26,9 @@ from benchmarks.diffusion.figures import (
     pick_lengths,
     split_groups,
 )
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import time_rounds
 from benchmarks.harness.memory import find_engines, peak_mib, reset_peak, rss_mib
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 
 if TYPE_CHECKING:
     from omni_proto.stage_config import StageConfig
@@ -165,15 +164,3 @@ def _widen(config: StageConfig) -> StageConfig:
     """Returns the configuration with max_num_seqs set to the most concurrent requests that any side sends."""
     arguments = config.engine_args.model_copy(update={"max_num_seqs": AT_ONCE[-1]})
     return config.model_copy(update={"engine_args": arguments})
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw codes per second of both engines."""
-    rows = result["tables"][TABLE]
-    sides = dict.fromkeys(row["side"] for row in rows)
-    panels = {
-        side: {f"{row['at_once']} at once": float(row["codes_per_s"]) for row in rows if row["side"] == side}
-        for side in sides
-    }
-    ours = list(dict.fromkeys(bar for bars in panels.values() for bar in bars))
-    grouped_bars(path, panels, title="Codes a second, tiny checkpoint on the CPU", unit="codes/s", highlight=ours)

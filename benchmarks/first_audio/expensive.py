@@ -20,7 +20,6 @@ import psutil
 
 from benchmarks.first_audio.expensive_checkpoint import SHAPE
 from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
@@ -264,11 +263,3 @@ def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
             )
         )
     return ratios
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw the audio seconds per second of each side."""
-    panels: dict[str, dict[str, float]] = {}
-    for row in result["tables"][HEARD]:
-        panels.setdefault(f"{row['at_once']} at once", {})[row["side"]] = float(row["audio_s_per_s"])
-    grouped_bars(path, panels, title="Audio a second", unit="s/s", highlight=["Stream"])

@@ -12,12 +12,10 @@ from pathlib import Path
 
 from benchmarks.first_audio.families import QWEN25, Family
 from benchmarks.first_audio.serving import Heard, ask
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
-from benchmarks.pipeline.measure import write_checkpoint
-from benchmarks.pipeline.sides import Answer, Reference, start_pipeline
+from benchmarks.pipeline.sides import Answer, Reference, start_pipeline, write_checkpoint
 from benchmarks.pipeline.work import PROMPTS
 from omni_cli.local.pipeline import LocalPipeline
 from omni_proto.client import AsyncOmniClient
@@ -200,17 +198,3 @@ def _window_rows() -> Iterator[Row]:
 
     models = {name: make_wave_model(name) for name in ("published depth", "small blocks")}
     yield from measure_windows(models, make_wave_voices(models["published depth"], "a"))
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw the median first audio of each side."""
-    rows = result["tables"][HEARD]
-    panels = {
-        f"{row['at_once']} at once, {row['audio_s']} s": {
-            other["side"]: float(other["first_audio_s_p50"])
-            for other in rows
-            if (other["at_once"], other["audio_s"]) == (row["at_once"], row["audio_s"])
-        }
-        for row in rows
-    }
-    grouped_bars(path, panels, title="First audio, median", unit="s", highlight=["Stream"])

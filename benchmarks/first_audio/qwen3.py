@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.first_audio.families import QWEN3
-from benchmarks.first_audio.measure import HEARD, NOTES, draw, find_ratios, hear
+from benchmarks.first_audio.measure import HEARD, NOTES, find_ratios, hear
 from benchmarks.harness.report import Options, Report
 
-__all__ = ["draw", "measure"]
+__all__ = ["measure"]
 
 
 def measure(options: Options) -> Report:

@@ -9,8 +9,7 @@ from typing import Final
 
 from benchmarks.gateway import speech, text
 from benchmarks.gateway.checkpoint import HIDDEN_1024, SHAPES, TINY
-from benchmarks.harness.charts import stacked_bars
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 from benchmarks.tokens.processes import start_callers
 from omni_cli.weights.demo import fetch_demo_weights
 
@@ -66,13 +65,3 @@ def measure(options: Options) -> Report:
         [*text.find_ratios(texts), *text.find_cpu_ratios(trained, SMOLLM2), *speech.find_ratios(speeches)],
         list(NOTES),
     )
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw each process's processor time per token, with 64 concurrent requests."""
-    rows = [row for row in result["tables"][CPU] if row["process"] != "servers together"]
-    parts = {
-        side: {row["process"]: row["us_64_at_once"] for row in rows if row["side"] == side}
-        for side in dict.fromkeys(row["side"] for row in rows)
-    }
-    stacked_bars(path, parts, title="Processor time for a token, tiny text model, 64 at once", unit="us")

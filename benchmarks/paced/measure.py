@@ -15,9 +15,7 @@ import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row, load
 from benchmarks.harness.verdict import Ratio
 from benchmarks.paced.ideal import Outcome, gaps, run_ideal
@@ -106,17 +104,6 @@ def carried_rows(streams: Sequence[Row], busy: Sequence[Row]) -> list[Row]:
 
 def _over(row: Row) -> float:
     return float(row["first audio ms"] / row["ideal ms"])
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw first audio with Stream and the ideal, with a panel for each number of concurrent requests."""
-    panels: dict[str, dict[str, float]] = {}
-    for row in result["tables"][TABLE]:
-        if row["mode"] == "Stream" and row["at once"] in (*ROUNDS, MANY):
-            panel = panels.setdefault(f"{row['at once']} at once", {})
-            panel[row["table"]] = row["first audio ms"]
-            panel[f"{row['table']}, ideal"] = row["ideal ms"]
-    grouped_bars(path, panels, title="First audio with paced engines", unit="ms", highlight=TABLES)
 
 
 def _run(name: str, table: Table, mode: EdgeMode, rounds: int | None) -> dict[int, Taken]:

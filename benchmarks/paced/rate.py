@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import quantile
 from benchmarks.harness.report import Options, Report, Row, load
 from benchmarks.harness.verdict import Ratio
@@ -103,16 +102,6 @@ def judge_rates(rows: Sequence[Row]) -> list[Ratio]:
         Ratio("code2wav requests, single frames x gathered", round(saved, 2), at_least=4.0, tolerance=0.3),
         Ratio("first audio, gathered x single frames", round(later, 3), at_most=1.1, goal=True, tolerance=0.5),
     ]
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw first audio at each rate, warm, with the ideal."""
-    panels = {
-        f"{row['requests/s']:g} requests/s": {"p50": row["first audio p50 ms"], "ideal p50": row["ideal p50 ms"]}
-        for row in result["tables"][HEARD]
-        if row["run"] == "warm" and row["code2wav"] == GATHERED
-    }
-    grouped_bars(path, panels, title="First audio at a request rate", unit="ms", highlight=["p50"])
 
 
 async def _serve(table: Path, name: str, rate: float) -> list[Row]:

@@ -13,9 +13,8 @@ from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import take_turns
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 from benchmarks.peer.environment import REQUIREMENTS, install
 from benchmarks.peer.figures import (
     JOBS,
@@ -108,18 +107,3 @@ def _run_reference(checkpoint: Path) -> list[Reference]:
     command = [sys.executable, "-m", "benchmarks.peer.reference", str(checkpoint)]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **quiet})
     return parse_references(json.loads(made.stdout), TALKER_TOKENS)
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw makespan, first audio and processor time of each side, for the most concurrent requests measured."""
-    rows = result["tables"][JOBS]
-    most = max(row["at_once"] for row in rows)
-    panels = {
-        f"{what}, {most} at once": {row["side"]: float(row[key] or 0) for row in rows if row["at_once"] == most}
-        for what, key in (
-            ("all done, s", "makespan_s"),
-            ("first audio, s", "first_audio_s_p50"),
-            ("processor time a job, s", "cpu_s_per_job"),
-        )
-    }
-    grouped_bars(path, panels, title="vllm-omni beside our pipeline", unit="s", highlight=[OURS])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-
-from benchmarks.harness.report import Row
 from omni_proto.client import StageTimings
 
 PARTS = ("reach", "input", "prepare", "queue", "engine", "hand over", "finish")
@@ -33,23 +29,3 @@ def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
         "hand over": (sent - timings.last_output_ns) / 1e6,
         "finish": max(0, timings.finished_ns - sent) / 1e6,
     }
-
-
-def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> list[Row]:
-    """Returns one row for each side, number of concurrent requests and stage: the median of each part, in ms."""
-    return [
-        {
-            "side": side,
-            "at_once": count,
-            "stage": stage,
-            **{
-                f"{part.replace(' ', '_')}_ms": round(statistics.median(one[part] for one in ones), 1) for part in PARTS
-            },
-        }
-        for (side, count, stage), ones in samples.items()
-    ]
-
-
-def first_row_unix_ns(upstream: StageTimings) -> int:
-    """Returns the wall-clock time at which a stage had its first rows to send and called the next stage."""
-    return upstream.accepted_unix_ns + (upstream.first_output_ns or upstream.finished_ns)

@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks.pipeline.work import SAMPLING, SEED, TALKER_TOKENS
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
-from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, StageTimings
+from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished
 from omni_proto.pipeline import Stage, load_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +30,8 @@ class Answer:
 
     done: float = 0.0
     first_audio: float = 0.0
-    started_unix_ns: int = 0
-    stages: dict[str, StageTimings] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     """Completion tokens by stage."""
-    bytes_sent: dict[str, int] = field(default_factory=dict)
-    """Tensor bytes that each stage sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +45,26 @@ class Pipeline:
 
     async def ask(self, prompts: Sequence[str]) -> list[Answer]:
         """Send all prompts together. Returns their answers."""
-        start, start_unix = time.perf_counter(), time.time_ns()
+        start = time.perf_counter()
 
         async def one(prompt: str) -> Answer:
-            answer = Answer(started_unix_ns=start_unix)
+            answer = Answer()
             async for event in self.client.generate(text=prompt, sampling=SAMPLING, seed=SEED):
                 now = time.perf_counter() - start
                 if isinstance(event, AudioChunk):
                     answer.first_audio = answer.first_audio or now
                 elif isinstance(event, StageFinished):
-                    answer.stages[event.stage] = event.timings
                     answer.tokens[event.stage] = event.usage.completion_tokens
-                    answer.bytes_sent[event.stage] = event.usage.tensor_bytes_sent
             answer.done = time.perf_counter() - start
             return answer
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+def write_checkpoint(directory: Path, family: str = "qwen2_5_omni") -> None:
+    """Write a family's tiny checkpoint, in a separate process."""
+    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", "0", "--family", family]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from typing import Final
 import psutil
 
 from benchmarks.gateway.serving import Served, serve_gateway
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import quantile
 from benchmarks.harness.memory import rss_mib
 from benchmarks.harness.report import Options, Report, Row, load
@@ -181,9 +180,3 @@ def _read(port: int, metric: str) -> float:
 
 def _p99_ms(seconds: Sequence[float]) -> float:
     return round(1000 * quantile(seconds, 0.99), 1)
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw first audio of calls and of gRPC."""
-    first = {row["what"].partition(",")[0]: row["value"] for row in result["tables"][FIRST][:2]}
-    grouped_bars(path, {"first audio": first}, title="Calls with paced engines", unit="ms", highlight=tuple(first)[:1])

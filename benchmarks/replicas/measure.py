@@ -11,11 +11,9 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import quantile
-from benchmarks.harness.report import Options, Report, Row, load
+from benchmarks.harness.report import Options, Report, load
 from benchmarks.harness.verdict import Ratio
 from benchmarks.replicas.serving import (
     SLOTS,
@@ -183,11 +181,3 @@ def time_choice(pods: int = 100, calls: int = 20_000) -> float:
         if number >= 4 * pods:
             table.end(running[number - 4 * pods], Outcome(pace_s=0.1), number / 1000)
     return (time.perf_counter() - began) / calls * 1e6
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw the figures of both sides."""
-    panels = {
-        row["what"]: {side: row[side] for side in SIDES if row[side] is not None} for row in result["tables"][TABLE]
-    }
-    grouped_bars(path, panels, title="Calls over replicas", unit="", highlight=(SIDES[0],))

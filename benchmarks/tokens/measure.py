@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, quantile, take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -255,19 +254,3 @@ def _late(what: str, runs: Sequence[Sequence[int]]) -> Row:
         f"{what}_late_ms_{name}": round(quantile(late, share) / 1e3, 1) if late else None
         for name, share in (("p50", 0.5), ("p99", 0.99))
     }
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw processor time per token."""
-    rows = result["tables"][PACED]
-    panels = {
-        f"{count} at once": {row["side"]: row["cpu_us"] for row in rows if row["at_once"] == count}
-        for count in dict.fromkeys(row["at_once"] for row in rows)
-    }
-    grouped_bars(
-        path,
-        panels,
-        title="Processor time of the sending server for each token, 100 a second a request",
-        unit="us",
-        highlight=[TEXT, TEXT_AND_ROWS],
-    )

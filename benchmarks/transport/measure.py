@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, quantile, take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -183,20 +181,3 @@ def _speeds(side: Peers, size: str) -> list[float]:
 
 def _us(seconds: list[float], share: float) -> int:
     return round(quantile(seconds, share) * 1e6)
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw the ratios to raw TCP by size."""
-    rows = result["tables"][STREAMED]
-    panels = {
-        size: {row["side"]: row["ratio_to_tcp"] for row in rows if row["size"] == size}
-        for size in dict.fromkeys(row["size"] for row in rows)
-    }
-    grouped_bars(
-        path,
-        panels,
-        title="Tensors between two processes over loopback, checksums on",
-        unit="x raw TCP",
-        highlight=[OMNI],
-        floors=FLOORS,
-    )

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from benchmarks import __main__ as command
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 from benchmarks.harness.verdict import Ratio
 
 
 def measure(options: Options) -> Report:
     value = float(os.environ["GIVEN_VALUE"])
     return Report({"sides": [{"side": "ours", "ratio": value}]}, [Ratio("ours over theirs", value, at_least=0.5)])
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draws nothing."""
 
 
 if __name__ == "__main__":

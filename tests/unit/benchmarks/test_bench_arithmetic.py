@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks: quantiles, ratios, and the parts of a request and of a server's start."""
+"""The arithmetic of the benchmarks: quantiles, ratios, and the parts of a request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from benchmarks.diffusion.figures import (
 )
 from benchmarks.harness.interleave import median_ratio, quantile, time_rounds
 from benchmarks.harness.report import format_table
-from benchmarks.pipeline.breakdown import PARTS as REQUEST_PARTS, first_row_unix_ns, split
-from benchmarks.pipeline.edges import EdgeTotals, parse_edges
-from benchmarks.startup.parts import LAST_PART, PARTS, Mark, cpu_seconds, split_start
+from benchmarks.pipeline.breakdown import PARTS, split
 
 from omni_proto.client import StageTimings
 
@@ -70,57 +68,15 @@ def test_parts_of_a_stage_add_up_to_its_end() -> None:
         finished_ns=23 * MS,
     )
     parts = split(timings, caller_unix_ns=9 * MS)
-    assert tuple(parts) == REQUEST_PARTS
+    assert tuple(parts) == PARTS
     assert list(parts.values()) == [1, 2, 1, 2, 15, 2, 1]
     assert sum(parts.values()) - parts["reach"] == timings.finished_ns / MS
-    assert first_row_unix_ns(timings) == 16 * MS
 
 
 def test_a_stage_that_sends_nothing_and_was_never_scheduled() -> None:
     timings = StageTimings(input_complete_ns=MS, engine_submitted_ns=MS, last_output_ns=4 * MS, finished_ns=4 * MS)
     parts = split(timings, caller_unix_ns=0)
     assert (parts["queue"], parts["engine"], parts["hand over"]) == (0, 3, 0)
-
-
-def test_edge_counters() -> None:
-    text = "\n".join(
-        (
-            "# TYPE omni_stage_edge_bytes counter",
-            'omni_stage_edge_bytes_total{direction="sent",peer="talker"} 700',
-            'omni_stage_edge_bytes_total{direction="received",peer="x"} 9',
-            "# TYPE omni_stage_edge_chunk_seconds histogram",
-            'omni_stage_edge_chunk_seconds_bucket{le="+Inf",peer="talker"} 4',
-            'omni_stage_edge_chunk_seconds_count{peer="talker"} 4',
-            'omni_stage_edge_chunk_seconds_sum{peer="talker"} 0.5',
-            "",
-        )
-    )
-    totals = parse_edges(text)
-    assert totals == EdgeTotals(messages=4, wire_s=0.5, bytes=700)
-    assert totals.since(EdgeTotals(1, 0.25, 600)) == EdgeTotals(3, 0.25, 100)
-
-
-def _marks() -> list[Mark]:
-    processes = {"server": 1, "core": 2}
-    marks = [Mark(1, "python", 0.5, 0.1)]
-    marks += [
-        Mark(processes[process], label, float(number + 1), float(number))
-        for number, (_, process, label) in enumerate(PARTS)
-    ]
-    return [*marks[:5], Mark(2, "EngineCore.__init__ begins", 5.0, 4.0), *marks[5:]]
-
-
-def test_parts_of_a_start() -> None:
-    parts = split_start(_marks(), launched=0.0, ready=12.0)
-    assert list(parts) == [name for name, _, _ in PARTS] + [LAST_PART]
-    assert sum(parts.values()) == 12.0
-    assert parts[LAST_PART] == 2.0
-    assert cpu_seconds(_marks()) == 9.0 + 7.0
-
-
-def test_a_start_without_a_mark() -> None:
-    with pytest.raises(ValueError, match="load_model"):
-        split_start([mark for mark in _marks() if "load_model" not in mark.label], launched=0.0, ready=12.0)
 
 
 def test_equal_and_mixed_lengths_are_the_same_work() -> None:
