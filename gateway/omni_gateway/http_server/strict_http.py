@@ -35,6 +35,9 @@ _NO_PATH: Final = re.compile(rb"\Ahttps?://[^/?#]+(?=[?#]|\Z)", re.IGNORECASE)
 """The beginning of an absolute URL whose path is empty, which means `/`. Proxies are asked for such URLs."""
 _OFFER: Final = (b"upgrade", b"connection")
 _VERSIONS: Final = ("1.0", "1.1")
+_STILL_THERE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 12.8
+"""Seconds between two looks whether a client that sends nothing more is still there; each is twice the one before."""
 
 
 class StrictHttp(HttpToolsProtocol):
@@ -53,9 +56,15 @@ class StrictHttp(HttpToolsProtocol):
         """The head of a request that offers another protocol, without the offer."""
         self._in_body = False
         """Whether a head is complete, and its body is not."""
+        self._in_head = False
+        """Whether a head has begun and is not complete."""
         self._pieces = 0
         """Pieces and trailers of the body."""
         self._body_bytes = 0
+        self._answered: Any = None
+        """The request that is being answered, or was the last one."""
+        self._half_closed = False
+        """Whether the client sends nothing more."""
         self._wrong: GatewayError | None = None
         """Why a head was refused."""
         self._end: GatewayError | None = None
@@ -79,6 +88,56 @@ class StrictHttp(HttpToolsProtocol):
                 self._read_without_offer()
             except httptools.HttpParserError as error:
                 self._refuse(error)
+
+    def eof_received(self) -> bool:
+        """Answer what was asked for, although the client sends nothing more. Returns whether the connection stays open.
+
+        A client may close its half of a connection and wait for the answer (uvicorn's issue 1264; `nc -N`). uvicorn
+        (0.54) takes all such clients for gone. One over TLS is gone: TLS has no half.
+        """
+        is_answered = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+        is_cut = self._end is None and (self._in_head or (self._in_body and not is_answered))
+        if not self.transport.can_write_eof() or (is_answered and not is_cut):
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            if is_cut:
+                said = "The connection ended inside a request; send as many bytes as its header announces."
+                self._wrong = MalformedRequestError(said)
+                self._refuse(self._wrong)
+            elif self._end is None:
+                self.cycle.keep_alive = False  # of the newest request
+            self._look_again(_FIRST_LOOK_S)
+        return not self.transport.is_closing()
+
+    def _look_again(self, wait_s: float) -> None:
+        self.loop.call_later(wait_s, self._look_for_client, wait_s)
+
+    def _look_for_client(self, waited_s: float) -> None:
+        """Send a client that sends nothing more a sign of life. If it has left, its kernel answers with a reset, and
+        the second sign fails, which cancels the request.
+
+        Pieces of an answer are such signs, too. HTTP/1.0 knows none: its clients are taken for gone after 1.5 s.
+        """
+        if self.transport.is_closing():
+            return
+        one = self._answered
+        if one is not None and not one.response_started:
+            if one.scope["http_version"] != "1.0":
+                self.transport.write(_STILL_THERE)
+            elif waited_s > 0.5:
+                self.transport.abort()
+                return
+        self._look_again(min(2 * waited_s, _LONGEST_LOOK_S))
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_begin(self) -> None:
+        """Note the begin of a head."""
+        self._in_head = True
+        super().on_message_begin()
 
     def _leave_http(self, rest: bytes) -> None:
         """Pass the connection on to the protocol for WebSockets. rest: what the client sent behind the handshake."""
@@ -104,6 +163,7 @@ class StrictHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request, unless its head is refused or offers another protocol."""
+        self._in_head = False
         if not self.url.startswith(b"/"):
             self.url = _NO_PATH.sub(rb"\g<0>/", self.url, 1)
         wrong = self._find_wrong()
@@ -233,7 +293,7 @@ class StrictHttp(HttpToolsProtocol):
         head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
         self.flow.resume_reading()
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof() and not self._half_closed:
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.abort)
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from omni_gateway.openai.body import Body, Target, Unsupported, Without
 from omni_gateway.openai.chat_request import Seed, Voice
@@ -12,6 +14,7 @@ from omni_gateway.openai.chat_request import Seed, Voice
 _SPEED: Final = "speed must be 1.0: the models speak at one speed; change it when you play the audio"
 _INSTRUCTIONS: Final = "instructions are not supported: the model speaks input word for word; leave them out"
 _LANGUAGE: Final = "the model recognizes the language of the text"
+_ANY_LANGUAGE: Final = ("auto", "")
 
 
 class SpeechRequest(Body):
@@ -35,9 +38,9 @@ class SpeechRequest(Body):
     """Only empty: the model speaks the given text, and no stage reads instructions."""
     volume_multiplier: Annotated[float | None, Unsupported(Without.MEANING, neutral=[1.0])] = None
     """Field of Kokoro-FastAPI; only 1.0."""
-    language: Annotated[str | None, Unsupported(Without.HINT, why=_LANGUAGE)] = None
+    language: Annotated[str | None, Unsupported(Without.HINT, neutral=_ANY_LANGUAGE, why=_LANGUAGE)] = None
     """Field of vLLM-Omni, a hint; without effect, because the model recognizes the language of the text."""
-    lang_code: Annotated[str | None, Unsupported(Without.HINT, why=_LANGUAGE)] = None
+    lang_code: Annotated[str | None, Unsupported(Without.HINT, neutral=_ANY_LANGUAGE, why=_LANGUAGE)] = None
     """Field of Kokoro-FastAPI, a hint; without effect, like `language`."""
     user: Any = None
     """A label; without effect."""
@@ -49,6 +52,28 @@ FILES: Final = frozenset({"file"})
 TextFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 _WORDS: Final = "timestamp_granularities: only segment is supported; leave word out"
 _SPEAKERS: Final = "known speakers are not supported: the models do not distinguish speakers; leave them out"
+
+
+_CODE: Final = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*$"
+_UNKNOWN: Final = frozenset(("", "auto", "detect", "multi", "und", "null", "none", "undefined"))
+"""What programs send for a language that is not known: whisper.cpp's name, Deepgram's, that of ISO 639-2, and what
+JavaScript and Python make of no value in a form."""
+
+
+def read_language(value: Any) -> Any:
+    """Returns a language as stages take it; None if the value names none. Raises PydanticCustomError."""
+    if not isinstance(value, str):
+        return value
+    code = value.strip()
+    if code.lower() in _UNKNOWN:
+        return None
+    if not re.match(_CODE, code):
+        raise PydanticCustomError(
+            "language",
+            "Input should be a code of ISO 639-1 such as 'en'; leave it out, or send 'auto', to have the language "
+            "recognized",
+        )
+    return code.replace("_", "-")
 
 
 def _as_list(value: Any) -> Any:
@@ -82,8 +107,8 @@ Words = Annotated[list[Annotated[str, Field(max_length=256)]], BeforeValidator(_
 class TranscriptionRequest(_AudioRequest):
     """Audio, to be written down."""
 
-    language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
-    """The language that is spoken, in ISO 639-1, e.g. en. Default: the model recognizes it."""
+    language: Annotated[Annotated[str, Field(pattern=_CODE)] | None, BeforeValidator(read_language)] = None
+    """The language that is spoken, in ISO 639-1, e.g. en. Default, and with auto: the model recognizes it."""
     stream: bool | None = None
     """Send the text while it is written, as server-sent events. Only with response_format json or text."""
     timestamp_granularities: Annotated[

@@ -137,23 +137,24 @@ class PastAudio(Body):
 
 
 class FunctionCall(Body):
-    """A function that the model called."""
+    """A function that the model called. The name is as the model wrote it, perhaps empty or none that was offered."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(max_length=256)]
     arguments: Annotated[Text | Annotated[dict[str, Any], OBJECT], by_kind("JSON text or an object")] = ""
     """A JSON object, usually as text."""
 
 
 class PastCall(Body):
     """A tool call of an earlier answer. Programs add fields of their own, such as `index` or a signature, and send them
-    back; they have no effect."""
+    back; they have no effect. Some servers give calls no id. A refusal would end the conversation, because each later
+    request repeats the call."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
-    id: Annotated[str, Field(min_length=1, max_length=256)]
-    type: Literal["function"] = "function"
+    id: Annotated[str, Field(max_length=256)] = ""
+    type: Literal["function", ""] = "function"
     function: FunctionCall
 
 
@@ -193,7 +194,8 @@ class ToolMessage(_Message):
     """The result of a tool call."""
 
     role: Literal["tool"]
-    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    tool_call_id: Annotated[str, Field(max_length=256)] = ""
+    """Empty if the call has no id."""
     content: Texts = ""
 
 

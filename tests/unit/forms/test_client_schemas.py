@@ -114,6 +114,16 @@ def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarComp
             ['"::"', '"2001:db8::1"', '"1:2:3:4:5:6:7:8"', "null"],
             ['"::01.2.3.4"', '"1::2::3"', '"1:2:3:4:5:6:7"', '"::12345"', '"fe80::1%eth0"'],
         ),
+        (
+            {"type": "string", "format": "hostname"},
+            [*map(json.dumps, ["a", "example.com", f"{'a' * 63}.{'B-9' * 21}.{'c' * 63}", "a.b.c.d.e.example.com"])],
+            [
+                *map(
+                    json.dumps,
+                    ["", "a" * 64, f"a.{'b' * 64}", "-a", "a-", "a..b", "a.", "a_b", ".".join(["a" * 60] * 5)],
+                )
+            ],
+        ),
         ({"type": "number", "format": "int64"}, ["-1.5", "9223372036854774784"], ["9223372036854775808", "-1e30"]),
         ({"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False}, ["[null, true]"], ["[null, 1]"]),
         ({"items": [{"type": "null"}], "additionalItems": {"type": "null"}}, ["[null, null]"], ["[null, true]"]),

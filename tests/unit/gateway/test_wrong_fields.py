@@ -95,7 +95,7 @@ MANY = [str(number) for number in range(17)]
         ({"audio": {"voice": {}, "format": "wav"}}, "audio.voice.id", "Missing required parameter"),
         ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content", "a text or a list of parts"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "Missing required parameter"),
-        ({"messages": [{"role": "tool", "content": [{"type": "text"}]}]}, "messages[0].tool_call_id", "Missing"),
+        ({"messages": [{"role": "tool", "content": [{"type": "text"}]}]}, f"{PART}.text", "Missing"),
         ({"messages": ["Hi"]}, "messages[0]", "valid dictionary"),
         ({"messages": "Hi"}, "messages", "valid list"),
     ],

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from omni_gateway.api.errors import describe_validation
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import InvalidRequestError
+from omni_gateway.openai.audio_requests import read_language
 
 RATES_HZ: Final = {"audio/pcm": 24_000, "audio/pcmu": 8000, "audio/pcma": 8000}
 """The formats of audio, with their sample rates. One channel. audio/pcm has 16 bits, little-endian; the others are
@@ -83,7 +84,7 @@ class Transcription(_Part):
     """How the user's speech is written down."""
 
     model: str | None = None
-    language: Annotated[str, Field(max_length=32)] | None = None
+    language: Annotated[Annotated[str, Field(max_length=32)] | None, BeforeValidator(read_language)] = None
     prompt: Annotated[str, Field(max_length=4096)] | None = None
 
 

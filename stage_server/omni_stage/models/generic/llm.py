@@ -204,7 +204,7 @@ def describe_message(
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dumps(call.arguments)}}
             for call in message.tool_calls
         ]
-    if message.tool_call_id:
+    if message.role == "tool":  # also if the call has no id: templates join it with text
         described["tool_call_id"] = message.tool_call_id
     if message.name:
         described["name"] = message.name

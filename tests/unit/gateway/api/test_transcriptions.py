@@ -21,6 +21,7 @@ from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway
 from support.peers.hearing_entry import CUT_SEED, FAILING_SEED, HEARD, HearingEntry, serve_hearing, thinker, transcriber
 from support.processes.polling import PATIENCE_S
+from support.tables import each_row
 
 WORDS = "".join(HEARD).strip()
 SRT = "1\n00:00:00,000 --> 00:00:01,240\nGood morning, said Ada.\n\n2\n00:00:01,300 --> 01:02:05,061\nHello, Bob.\n\n"
@@ -179,6 +180,24 @@ def test_a_transcriber_gets_options_and_a_thinker_an_instruction(served: Served)
     )
 
 
+@each_row(
+    "sent, taken",
+    [
+        *(("en-US", "en-US"), (" DE ", "DE"), ("pt_BR", "pt-BR"), ("zh-Hans-CN", "zh-Hans-CN"), ("yue", "yue")),
+        *((value, None) for value in ("auto", "AUTO", "detect", "multi", "und", " ", "", "null", "undefined", "None")),
+    ],
+)
+def test_languages_are_taken_as_programs_write_them(served: Served, sent: str, taken: str | None) -> None:
+    assert served.post("whisper", language=sent).status_code == 200
+    assert json.loads(served.entries["whisper"].starts[-1].chat.template_arguments).get("language") == taken
+
+
+def test_an_unknown_language_is_refused_with_the_remedy(served: Served) -> None:
+    error = served.post(language="english").json()["error"]
+    assert error["param"] == "language"
+    assert "ISO 639-1 such as 'en'; leave it out, or send 'auto'" in error["message"]
+
+
 @pytest.mark.parametrize("model", ["blind", "deaf"])
 def test_a_model_that_hears_nothing_is_refused(served: Served, model: str) -> None:
     answer = served.post(model)
@@ -199,6 +218,7 @@ VERDICTS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "diarized_json"}, "wrong"),
     ({"temperature": 1.5}, "wrong"),
     ({"language": "the language of my mother"}, "wrong"),
+    ({"language": "english"}, "wrong"),
     ({"extra_body": {"hotwords": "Ada"}}, "unknown"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -108,6 +109,55 @@ async def test_nothing_follows_an_answer_that_did_not_wait_for_an_expected_body(
         await asyncio.wait_for(reader.read(), PATIENCE_S)  # to the end of the connection
         writer.close()
     assert arrived == (["/early", "/next"] if is_read else ["/early"])
+
+
+HALF = b" / HTTP/1.1\r\nhost: x\r\n"
+SLOW = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"GET" + HALF + b"\r\n", [b"200"]),
+        (b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n", [b"200"]),
+        (b"GET / HTTP/1.0\r\n\r\n", [b"200"]),
+        (SLOW, [b"200"]),
+        (SLOW + b"GET" + HALF + b"\r\n" + SLOW, [b"200"] * 3),
+        (b"POST" + HALF + b"content-length: 3\r\n\r\nabc", [b"200"]),
+        (b"POST" + HALF + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", [b"200"]),
+        (SLOW + b"no HTTP\r\n\r\n", [b"200", b"400"]),
+        (SLOW + b"GET" + HALF, [b"200", b"400"]),
+        (b"GET / HT", [b"400"]),
+        (b"POST" + HALF + b"content-length: 4\r\n\r\nabc", [b"400"]),
+        (b"POST" + HALF + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", [b"400"]),
+        (b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabc", [b"200"]),
+        (b"", []),
+    ],
+)
+async def test_a_client_that_sends_nothing_more_gets_its_answers(sent: bytes, answers: list[bytes]) -> None:
+    """As `nc -N` does. While it waits, it may get interim answers (100)."""
+    async with serve(Bounds()) as port:
+        reader, writer = await connect(port)
+        writer.write(sent)
+        if b"/early" in sent:
+            await reader.readuntil(b"lines")
+            answers = []
+        writer.write_eof()
+        got = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+    statuses = [one for one in re.findall(rb"HTTP/1\.1 (\d+) ", got) if one != b"100"]
+    assert statuses == answers
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_client_that_left_is_told_from_one_that_waits(version: bytes) -> None:
+    async with serve(Bounds()) as port:
+        arrived.clear()
+        _, writer = await connect(port)
+        writer.write(b"GET /never HTTP/%b\r\nhost: x\r\n\r\n" % version)
+        await writer.drain()
+        writer.close()
+        await until(lambda: arrived == ["/never"])
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:

@@ -85,7 +85,7 @@ def test_habits_are_accepted_and_the_session_shows_what_holds() -> None:
         audio={
             "input": {
                 "noise_reduction": {"type": "near_field"},
-                "transcription": {"model": "gpt-4o-mini-transcribe", "language": "de"},
+                "transcription": {"model": "gpt-4o-mini-transcribe", "language": "de_AT"},
                 "turn_detection": {"type": "semantic_vad", "eagerness": "low", "interrupt_response": False},
             },
             "output": {"voice": "marin", "speed": 1.2},
@@ -95,7 +95,7 @@ def test_habits_are_accepted_and_the_session_shows_what_holds() -> None:
     )
     assert (shown["model"], shown["tracing"], shown["include"]) == ("m", None, None)
     assert shown["audio"]["input"]["noise_reduction"] is None
-    assert shown["audio"]["input"]["transcription"] == {"model": "m", "language": "de"}
+    assert shown["audio"]["input"]["transcription"] == {"model": "m", "language": "de-AT"}
     detection = shown["audio"]["input"]["turn_detection"]
     assert (detection["type"], detection["silence_duration_ms"]) == ("server_vad", 1200)
     assert detection["interrupt_response"] is False
@@ -104,7 +104,7 @@ def test_habits_are_accepted_and_the_session_shows_what_holds() -> None:
     again = held.update(audio={"input": {"turn_detection": {"threshold": 0.7}}, "output": {"voice": "alloy"}})
     assert again["audio"]["input"]["turn_detection"] == {**detection, "threshold": 0.7}
     assert again["audio"]["output"]["voice"] == "Ethan"
-    assert again["audio"]["input"]["transcription"] == {"model": "m", "language": "de"}
+    assert again["audio"]["input"]["transcription"] == {"model": "m", "language": "de-AT"}
     assert held.update(audio={"input": {"turn_detection": None}})["audio"]["input"]["turn_detection"] is None
 
 

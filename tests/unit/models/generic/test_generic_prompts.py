@@ -64,6 +64,12 @@ def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rende
     assert render(template, *chat) == rendered
 
 
+def test_a_template_gets_the_id_of_each_result_even_if_it_is_empty() -> None:
+    template = "{% for message in messages %}{{ '#' + message['tool_call_id'] }}|{% endfor %}"
+    results = message("tool", "green", tool_call_id="c1"), message("tool", "blue")
+    assert render(template, *results) == "#c1|#|"
+
+
 def test_a_template_gets_names() -> None:
     """For example, Kimi's template writes the names of speakers and tools."""
     template = "{% for message in messages %}{{ message.get('name') or message['role'] }}|{% endfor %}"

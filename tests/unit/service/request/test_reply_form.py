@@ -152,6 +152,17 @@ def test_tool_messages_of_a_conversation_are_read() -> None:
     assert (read[2].role, read[2].tool_call_id) == ("tool", "c1")
 
 
+@each_row("name", ["", "no such tool", "x" * 100, "<|im_end|>"])
+def test_calls_of_a_conversation_are_as_the_model_wrote_them(name: str) -> None:
+    """A refusal would end the conversation, because each later request repeats the call."""
+    called = {"role": "assistant", "tool_calls": [{"name": name}]}
+    messages = [*ASK["messages"], called, {"role": "tool", "parts": [{"text": "unknown tool"}]}]
+    read = prompt({"chat": {"messages": messages, "tools": [WEATHER]}}).messages
+    assert read is not None
+    assert read[1].tool_calls == (CalledTool("", name, {}),)
+    assert (read[2].role, read[2].tool_call_id) == ("tool", "")
+
+
 def test_a_published_text_is_spoken_without_the_calls_beside_it() -> None:
     """What a voice reads is the text that the client gets. A schema would be read out, so it is still refused."""
     voice = {**SPEECH, "stage": "voice", "stages": ["voice"]}
@@ -272,8 +283,6 @@ REFUSED: list[Any] = [
         )
         for message, field in [
             ({"role": "user", "tool_calls": [{"name": "x"}]}, "tool_calls"),
-            ({"role": "assistant", "tool_calls": [{"name": ""}]}, "tool_calls[0].name"),
-            ({"role": "tool", "parts": [{"text": "x"}]}, "tool_call_id"),
             ({"role": "user", "parts": [{"text": "x"}], "tool_call_id": "c"}, "tool_call_id"),
             ({"role": "tool", "tool_call_id": "c", "parts": [{"image": {"data": b"x"}}]}, "parts"),
             ({"role": "tool", "tool_call_id": "c"}, "parts"),

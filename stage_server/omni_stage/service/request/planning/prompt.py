@@ -248,11 +248,8 @@ def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:
     """Check the fields that only one role may set. Raises InvalidRequestError."""
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequestError("only an assistant's message has tool_calls", field=f"{path}.tool_calls")
-    if bool(message.tool_call_id) != (message.role == "tool"):
-        raise InvalidRequestError(
-            'a message of the role "tool" must have a tool_call_id, and no other message may have one',
-            field=f"{path}.tool_call_id",
-        )
+    if message.tool_call_id and message.role != "tool":
+        raise InvalidRequestError('only a message of the role "tool" has a tool_call_id', field=f"{path}.tool_call_id")
     if message.role == "tool" and any(part.WhichOneof("part") != "text" for part in message.parts):
         raise InvalidRequestError('a message of the role "tool" holds text', field=f"{path}.parts")
 

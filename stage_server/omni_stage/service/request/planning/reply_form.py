@@ -116,14 +116,12 @@ def read_template_arguments(chat: prompt_pb2.ChatPrompt) -> Mapping[str, Any]:
 
 
 def read_called_tools(calls: Sequence[prompt_pb2.ToolCall], field: str) -> tuple[CalledTool, ...]:
-    """Returns the calls of an assistant's message. Raises InvalidRequestError."""
-    read = []
-    for number, call in enumerate(calls):
-        path = f"{field}[{number}]"
-        if not TOOL_NAME.fullmatch(call.name):
-            raise InvalidRequestError(NAME_RULE, field=f"{path}.name")
-        read.append(CalledTool(call.id, call.name, _read_arguments(call.arguments, f"{path}.arguments")))
-    return tuple(read)
+    """Returns the calls of an assistant's message. Their names are as the model wrote them. Raises
+    InvalidRequestError."""
+    return tuple(
+        CalledTool(call.id, call.name, _read_arguments(call.arguments, f"{field}[{number}].arguments"))
+        for number, call in enumerate(calls)
+    )
 
 
 def _read_arguments(text: str, field: str) -> Mapping[str, Any]:
