@@ -43,7 +43,7 @@ class FunctionTool(CacheHints):
 class Tool(CacheHints):
     """A tool."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionTool
 
 
@@ -268,6 +268,18 @@ class ChatRequest(CacheHints):
     """Not supported."""
     include_reasoning: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
     """vLLM extension; only true: the answer contains the reasoning, if the model's is recognized."""
+    skip_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
+    """vLLM extension; only its default, like the next ones."""
+    spaces_between_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
+    include_stop_str_in_output: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    add_generation_prompt: Annotated[bool | None, Unsupported(Without.NEED, neutral=[True])] = None
+    continue_final_message: Annotated[bool | None, Unsupported(Without.NEED, neutral=[False])] = None
+    add_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    echo: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    bad_words: Annotated[Any, Unsupported(Without.MEANING, neutral=[[]])] = None
+    use_beam_search: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    length_penalty: Annotated[float | None, Unsupported(Without.MEANING, neutral=[1.0])] = None
+    best_of: Annotated[int | None, Unsupported(Without.MEANING, neutral=[1])] = None
     moderation: Annotated[Any, Unsupported(Without.NEED)] = None
     """Not supported."""
 

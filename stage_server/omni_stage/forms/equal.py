@@ -8,7 +8,7 @@
     format: int32 and the like           -> minimum and maximum
     format: uuid4 and the like           -> a pattern
     format: date, time, ipv4 and others  -> a pattern without 31 June, 12:00:60 and 01.2.3.4, which xgrammar's own has,
-                                            of host names within their lengths
+                                            of host names with parts of 63 characters
     format beside a pattern of zod 4     -> the pattern
 
 What is left as it is, forms/schema.py refuses by name.
@@ -62,21 +62,15 @@ _IPV6: Final = (
     f"({_GROUP}:){{1,4}}(:{_GROUP}){{1,3}}|({_GROUP}:){{1,3}}(:{_GROUP}){{1,4}}|({_GROUP}:){{1,2}}(:{_GROUP}){{1,5}}|"
     f"{_GROUP}:((:{_GROUP}){{1,6}})|:((:{_GROUP}){{1,7}}|:))$"
 )
-_LABEL, _SHORT_LABEL = (f"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{length - 2}}}[A-Za-z0-9])?" for length in (63, 30))
+_LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _AS_PATTERNS: Final = _UUIDS | {
-    # At most 253 characters: three labels, or one and three to six short ones.
-    "hostname": rf"^{_LABEL}(?:(?:\.{_LABEL}){{0,2}}|(?:\.{_SHORT_LABEL}){{3,6}})$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
     "date": f"^{_DAY}$",
     "date-time": rf"^{_DAY}T{_SECONDS}(?:\.\d{{1,9}})?{_ZONE}$",
     "time": rf"^{_SECONDS}(?:\.\d{{1,9}})?{_ZONE}$",
     "ipv4": _IPV4,
     "ipv6": _IPV6,
 }
-_REPEATED: Final = {
-    "hostname": "^(?=.{1,253}\\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-    "(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
-}
-"""Patterns of zod 4 beside a format whose own pattern implies them."""
 IMPLY: Final[Mapping[str, frozenset[str]]] = {
     "date": frozenset((f"^{_DAY}$",)),
     "date-time": frozenset(
@@ -112,8 +106,6 @@ class Rewriter:
         _read_tuple(node)
         _bound_number(node)
         pattern, form = node.get("pattern"), node.get("format")
-        if isinstance(form, str) and pattern == _REPEATED.get(form, ()):
-            del node["pattern"]
         is_alone = node.keys().isdisjoint(("pattern", "maxLength")) and node.get("minLength", 1) == 1
         if isinstance(form, str) and form in _AS_PATTERNS and is_alone:
             node["pattern"] = _AS_PATTERNS[form]

@@ -117,12 +117,7 @@ def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarComp
         (
             {"type": "string", "format": "hostname"},
             [*map(json.dumps, ["a", "example.com", f"{'a' * 63}.{'B-9' * 21}.{'c' * 63}", "a.b.c.d.e.example.com"])],
-            [
-                *map(
-                    json.dumps,
-                    ["", "a" * 64, f"a.{'b' * 64}", "-a", "a-", "a..b", "a.", "a_b", ".".join(["a" * 60] * 5)],
-                )
-            ],
+            [*map(json.dumps, ["", "a" * 64, f"a.{'b' * 64}", "-a", "a-", "a..b", "a.", "a_b"])],
         ),
         ({"type": "number", "format": "int64"}, ["-1.5", "9223372036854774784"], ["9223372036854775808", "-1e30"]),
         ({"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False}, ["[null, true]"], ["[null, 1]"]),

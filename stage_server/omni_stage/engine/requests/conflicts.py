@@ -45,6 +45,8 @@ class Feature(Enum):
     MULTIPLE_SAMPLES = "n"
     MIN_TOKENS = "min_tokens"
     STOP_STRINGS = "stop"
+    IGNORE_EOS = "ignore_eos"
+    FORM = "structured_outputs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     POOLING = "pooling_params"
     CAPTURED_ROWS = "want_rows"
@@ -73,6 +75,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
     Conflict(Feature.PROMPT_EMBEDS, Feature.PROMPT_LOGPROBS, "prompt logprobs are of prompt token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.POOLING, "a diffusion stage reads its input from additional_information"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.STREAM_FED, "vLLM takes embeddings only as a whole"),
+    Conflict(Feature.IGNORE_EOS, Feature.FORM, "the text would continue after its form ends; leave ignore_eos out"),
     Conflict(Feature.MULTIPLE_SAMPLES, Feature.MULTIPLE_SAMPLES, "a stage answers a request once; send it n times"),
     Conflict(Feature.POOLING, Feature.STREAM_FED, "a diffusion stage needs its complete input"),
     Conflict(Feature.POOLING, Feature.CAPTURED_ROWS, "a diffusion stage has no rows to capture"),

@@ -171,6 +171,8 @@ class OmniEngineCoreRequest:
                 Feature.MULTIPLE_SAMPLES: sampling.n != 1,
                 Feature.MIN_TOKENS: sampling.min_tokens > 0,
                 Feature.STOP_STRINGS: bool(sampling.stop),
+                Feature.IGNORE_EOS: sampling.ignore_eos,
+                Feature.FORM: sampling.structured_outputs is not None,
                 Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
             }
         return {feature for feature, used in uses.items() if used}

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from omni_stage.engine.requests.conflicts import CONFLICTS, EngineTraits, Feature, check_conflicts, find_conflicts
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
@@ -27,6 +27,7 @@ from omni_stage.payloads import (
 from support.engines.engine_requests import EMBEDS, INFORMATION, TRAITS, embedded, pooled, sampled
 from support.tables import each_row
 
+FORM = StructuredOutputsParams(choice=["a"])
 STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 
 
@@ -177,6 +178,12 @@ REFUSED = {
         InvalidRequestError,
         "streamed input",
     ),
+    "a form whose end is ignored": (
+        sampled(params=SamplingParams(ignore_eos=True, structured_outputs=FORM)),
+        TRAITS,
+        InvalidRequestError,
+        "ignore_eos",
+    ),
     "diffusion with rows": (pooled(want_rows=True), TRAITS, InvalidRequestError, "pooling_params"),
 }
 
@@ -235,6 +242,8 @@ PROBES = {
     Feature.MULTIPLE_SAMPLES: (sampled(params=SamplingParams(n=2)), TRAITS),
     Feature.MIN_TOKENS: (sampled(params=SamplingParams(min_tokens=1)), TRAITS),
     Feature.STOP_STRINGS: (sampled(params=SamplingParams(stop=["x"])), TRAITS),
+    Feature.IGNORE_EOS: (sampled(params=SamplingParams(ignore_eos=True)), TRAITS),
+    Feature.FORM: (sampled(params=SamplingParams(structured_outputs=FORM)), TRAITS),
     Feature.PROMPT_LOGPROBS: (sampled(params=SamplingParams(prompt_logprobs=0)), TRAITS),
     Feature.POOLING: (pooled(), TRAITS),
     Feature.CAPTURED_ROWS: (sampled(want_rows=True), TRAITS),

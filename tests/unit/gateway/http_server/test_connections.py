@@ -150,7 +150,7 @@ async def test_a_client_that_sends_nothing_more_gets_its_answers(sent: bytes, an
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_a_client_that_left_is_told_from_one_that_waits(version: bytes) -> None:
+async def test_a_client_that_left_is_noticed(version: bytes) -> None:
     async with serve(Bounds()) as port:
         arrived.clear()
         _, writer = await connect(port)
