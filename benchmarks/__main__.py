@@ -26,14 +26,13 @@ from benchmarks.harness.stored import RESULTS, load_committed, write_result
 from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
-    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "predictor", "voice")},
+    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "voice")},
     **{
         name: f"benchmarks.{name}.measure"
         for name in ("transport", "tokens", "diffusion", "gateway", "replicas", "scaling", "realtime")
     },
     "first-audio": "benchmarks.first_audio.measure",
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",
-    "first-audio-expensive": "benchmarks.first_audio.expensive",
     "first-audio-paced": "benchmarks.paced.measure",
     "first-audio-rate": "benchmarks.paced.rate",
     "turns": "benchmarks.first_audio.turns",

@@ -68,18 +68,13 @@ def write_checkpoint(directory: Path, family: str = "qwen2_5_omni") -> None:
 
 
 @contextmanager
-def start_pipeline(
-    sample: str, checkpoint: Path, step_tokens: int | None = None, mode: str | None = None
-) -> Iterator[LocalPipeline]:
+def start_pipeline(sample: str, checkpoint: Path, mode: str | None = None) -> Iterator[LocalPipeline]:
     """Yields the stage servers of manifests/samples/SAMPLE.yaml once they are ready. They end with the block.
 
-    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: the mode of every edge. For both, None
-    keeps the sample's values.
+    `mode`: the mode of every edge; None keeps the sample's.
     """
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
     stages = pipeline.spec.stages
-    if step_tokens is not None:
-        stages = [_limit_step(stage, step_tokens) for stage in stages]
     if mode is not None:
         stages = [_set_mode(stage, mode) for stage in stages]
     pipeline = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
@@ -87,13 +82,6 @@ def start_pipeline(
         with make_progress(Console(stderr=True), [stage.name for stage in pipeline.spec.stages]) as progress:
             local.start(progress)
         yield local
-
-
-def _limit_step(stage: Stage, tokens: int) -> Stage:
-    if stage.engine_args.kv_cache_memory_mib is None:
-        return stage
-    args = stage.engine_args.model_copy(update={"max_num_batched_tokens": tokens})
-    return stage.model_copy(update={"engine_args": args})
 
 
 def _set_mode(stage: Stage, mode: str) -> Stage:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.first_audio.expensive import Outcome, Usage, find_ratios as find_expensive_ratios, least_rows, shorten
 from benchmarks.first_audio.families import QWEN3
 from benchmarks.first_audio.measure import find_ratios
 from benchmarks.first_audio.playback import Chunk, count_clicks, play
-from benchmarks.first_audio.serving import sampling_of
 from benchmarks.paced.measure import ANCHOR, carried_rows
 
 
@@ -49,25 +47,6 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
     assert count_clicks(smooth, []) == 0
 
 
-def test_the_least_share_of_the_first_audio() -> None:
-    """By the time of the median first audio, half of the requests must have returned audio.
-
-    The least share is the CPU time of half of the requests, each stopped at its first audio, divided by the CPU time
-    of all requests run to their end.
-    """
-    least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
-    whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
-    rows = {row["at_once"]: row for row in least_rows(least, whole)}
-    assert rows[4]["least_first_over_job"] == 0.25
-    assert (rows[8]["heard"], rows[8]["least_first_over_job"]) == (4, 0.3)
-
-
-def test_a_request_that_ends_with_its_first_window() -> None:
-    short = shorten(sampling_of(8), 12)
-    assert (short["thinker"]["max_tokens"], short["talker"]["max_tokens"]) == (13, 12)
-    assert short["talker"]["ignore_eos"] is True
-
-
 def test_earlier_audio_is_never_a_regression() -> None:
     """Lower is better for first audio also where it has no bound: with few seconds of audio, or few requests."""
     rows = [
@@ -76,13 +55,7 @@ def test_earlier_audio_is_never_a_regression() -> None:
         for side, first in (("Full", 1.0), ("Stream", 0.1))
     ]
     ratios = find_ratios(rows, QWEN3)
-    shares = [
-        {"at_once": 1, "first_over_job": 0.4, "audio_s_per_s": 1.0},
-        {"at_once": 1, "first_over_job": 1.0, "audio_s_per_s": 0.5},
-    ]
-    usage = Usage({"thinker": 1.0}, wall_s=1.0, audio_s=1.0, cores=2)
-    ratios += [one for one in find_expensive_ratios(shares, {1: usage}) if one.name.startswith("first audio")]
-    assert len(ratios) == 3
+    assert len(ratios) == 2
     assert all(ratio.lower_is_better for ratio in ratios)
 
 
