@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.harness.charts import curves
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import ROOT
@@ -28,7 +27,7 @@ from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
 
-__all__ = ["draw", "measure"]
+__all__ = ["measure"]
 
 TURNS, SHOWN = 20, (1, 2, 5, 10, 20)
 SECONDS = 20
@@ -80,16 +79,6 @@ def measure(options: Options) -> Report:
         "`enablePrefixCaching: false` in the thinker. The sides run one after the other, with the same call.",
     ]
     return Report({TITLE: rows}, ratios, notes)
-
-
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw what the thinker computes, and first audio, by turn for each side."""
-    rows = result["tables"][TITLE]
-    panels = {
-        title: {side: {row["turn"]: row[name] for row in rows if row["side"] == side} for side in SIDES}
-        for title, name in (("prompt tokens computed", "computed_tokens"), ("seconds to first audio", "first_audio_s"))
-    }
-    curves(path, panels, title="Turns of a ten-minute call", across="turn")
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""Draws small charts of the figures in a result file."""
+"""Draws a small chart of figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 OURS, OTHER = "#1f6f8b", "#b9c4c9"
 
@@ -37,31 +36,6 @@ def grouped_bars(
         axis.tick_params(labelsize=8)
         axis.set_xlim(0, max(numbers) * 1.22 or 1)
         axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path, title)
-
-
-def curves(path: Path, panels: Mapping[str, Mapping[str, Mapping[float, float]]], *, title: str, across: str) -> None:
-    """Draw a panel with lines for each entry of `panels` (panel -> line -> x -> y), side by side. across: what x is."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(9, 3), squeeze=False)
-    for axis, (name, lines) in zip(axes[0], panels.items(), strict=True):
-        for label, points in lines.items():
-            axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=label)
-        axis.set_title(name, fontsize=9)
-        axis.set_xlabel(across, fontsize=8)
-        axis.set_ylim(bottom=0)
-        axis.tick_params(labelsize=8)
-    axes[0][0].legend(fontsize=8)
-    _save(figure, path, title)
-
-
-def _save(figure: Any, path: Path, title: str) -> None:
-    from matplotlib import pyplot
-
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=100, bbox_inches="tight")

@@ -6,11 +6,9 @@ Nothing here depends on the machine: the same code gives the same figures everyw
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.charts import grouped_bars
-from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report
 from benchmarks.harness.verdict import Ratio
 from benchmarks.scaling.day import DayResult, run_day
 from benchmarks.scaling.equal_gpus import TABLE as EQUAL, compare
@@ -48,13 +46,3 @@ def measure(options: Options) -> Report:
     ]
     notes = ["The oracle knows the rate of every second and needs no time to start a pod. benchmarks/scaling has both."]
     return Report({TABLE: rows, EQUAL: compare()}, ratios, notes)
-
-
-def draw(result: Row, path: Path) -> None:
-    """Draw the minutes that met the objective, and the cost, of each day."""
-    rows = result["tables"][TABLE]
-    panels = {
-        key: {row["traffic"]: row[key] for row in rows}
-        for key in ("minutes that met the objective", "replica-seconds, of the oracle's")
-    }
-    grouped_bars(path, panels, title="Pods that follow the load, in virtual time", unit="", highlight=(DESIGNED,))
