@@ -37,8 +37,8 @@ def render_result(result: Row) -> str:
     """
     machine = result["machine"]
     lines = [
-        f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
-        f"after: {machine['load_before'][0]} and {machine['load_after'][0]} (1 minute).",
+        f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s, load "
+        f"{machine['load_before'][0]} to {machine['load_after'][0]}.",
         "",
     ]
     if rows := [row for row in result["ratios"] if row["bound"]] or result["ratios"]:
@@ -47,9 +47,9 @@ def render_result(result: Row) -> str:
 
 
 def _ratio(row: Row) -> Row:
-    """Returns the page's row for a judged ratio. If its bound is not met, the row has a bold "no"."""
-    shown = {key: row[key] for key in ("name", "value", "bound", "met")}
-    return {**shown, "met": "**no**" if row["met"] is False else row["met"]}
+    """Returns the page's row for a judged ratio. A value that does not meet its bound is bold."""
+    value = _cell(row["value"])
+    return {"name": row["name"], "value": f"**{value}**" if row["met"] is False else value, "bound": row["bound"]}
 
 
 def _table(rows: list[Row]) -> list[str]:
@@ -60,8 +60,6 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, float) and value != round(value, 5):
         return str(round(value, 3))
     return "-" if value is None else str(value)
