@@ -56,22 +56,23 @@ def _kubernetes(*names: str) -> tuple[Program, ...]:
 
 
 MODULES = (
-    # Two modules, because setup-envtest has the first one's programs.
+    # Three modules, because setup-envtest has the first one's programs, and only a real node needs the last one's.
     Module("api-server", _kubernetes("kube-apiserver", "kubectl"), folder="kubernetes"),
     Module("controllers", _kubernetes("kube-controller-manager", "kube-scheduler"), folder="kubernetes"),
     Module("etcd", (Program("etcd", "go.etcd.io/etcd/server/v3"),)),
-    Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
-    Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
-    Module("helm", (Program("helm", "helm.sh/helm/v3/cmd/helm"),)),
-    Module("registry", (Program("crane", "github.com/google/go-containerregistry/cmd/crane"),)),
+    Module("kwok", (Program("kwok", "./cmd/kwok"),), in_copy=True),
+    Module("kubeconform", (Program("kubeconform", "./cmd/kubeconform"),), in_copy=True),
+    Module("helm", (Program("helm", "./cmd/helm"),), in_copy=True),
+    Module("registry", (Program("crane", "./cmd/crane"),), in_copy=True),
     Module("kstatus", (Program("kstatus", "."),)),
-    Module("node", _kubernetes("kubelet", "kube-proxy"), by_name=True),
+    Module("node", _kubernetes("kubelet", "kube-proxy"), by_name=True, folder="kubernetes"),
     Module("pause", (Program("pause", "."),), by_name=True),
     Module("coredns", (Program("coredns", "."),), by_name=True),
     Module(
         "buildkit",
-        tuple(Program(name, f"github.com/moby/buildkit/cmd/{name}") for name in ("buildkitd", "buildctl")),
+        tuple(Program(name, f"./cmd/{name}") for name in ("buildkitd", "buildctl")),
         by_name=True,
+        in_copy=True,
     ),
     Module("otelcol", (Program("otelcol", "."),), by_name=True),
     Module("gateway-api", (), by_name=True, in_copy=True),

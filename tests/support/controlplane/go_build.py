@@ -38,8 +38,8 @@ SOURCE = "source"
 def build_programs(module: Path, programs: Sequence[Program], cache: Path, *, in_copy: bool = False) -> None:
     """Builds into a temporary folder and renames that to `cache`, unless `cache` exists. A concurrent builder waits.
 
-    in_copy: the module that go.mod requires is built in a copy of its own folder, which stays below `cache`: it has
-    replace directives, and Go follows only those of the main module.
+    in_copy: the module that go.mod requires is built in a copy of its own folder, which stays below `cache`. So its own
+    go.mod and go.sum, which our go.sum vouches for, name the rest, and Go follows its replace directives.
 
     Raises:
         BuildError: no suitable Go was found, or the build failed.

@@ -1,4 +1,4 @@
-// An autoscaler that users have. It is built in a copy of its folder (go_build.py), so its own go.sum has the rest.
+// An autoscaler that users have.
 module omnipipeline.io/controlplane/keda
 
 go 1.26.0

@@ -1,9 +1,0 @@
-//go:build tools
-
-// Package tools pins what support.controlplane.binaries builds, so that `go mod tidy` fills go.sum.
-package tools
-
-import (
-	_ "k8s.io/kubernetes/cmd/kube-proxy"
-	_ "k8s.io/kubernetes/cmd/kubelet"
-)
