@@ -21,7 +21,7 @@ from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import ROOT
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
-from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta, Usage
+from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta
 from omni_proto.client.prompt import ChatMessage, assistant, audio_part, user
 from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
@@ -51,8 +51,7 @@ TITLE = "turns of a ten-minute call"
 
 
 def measure(options: Options) -> Report:
-    """Returns first audio and the thinker's computed prompt tokens by turn, and the ratios of the last turn to the
-    first."""
+    """Returns first audio, its parts and the computed prompt tokens by turn, and ratios of the last to the first."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     talk: list[ChatMessage] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +75,9 @@ def measure(options: Options) -> Report:
         f"A seeded Qwen3-Omni of a few million weights in float32 on a CPU. Each turn adds {SECONDS} s of audio and 32 "
         "tokens of reply; every request holds the whole call so far.",
         f"Cached: prefixes, as by default, and processed media (`mmProcessorCacheMib: {CACHE_MIB}`). Computed: "
-        "`enablePrefixCaching: false` in the thinker. The sides run one after the other, with the same call.",
+        "`enablePrefixCaching: false` in thinker and talker. The sides run one after the other, with the same call.",
+        "prepared_s: until the thinker's engine has the prompt; thinker_s and talker_s: from the prompt to the first "
+        "output; sent_mib: what the thinker sends the talker.",
     ]
     return Report({TITLE: rows}, ratios, notes)
 
@@ -88,7 +89,8 @@ def _start(checkpoint: Path, arguments: Mapping[str, Any]) -> Iterator[LocalPipe
     settings = thinker.engine_args.model_copy(update={**ARGUMENTS, **arguments})
     limits = thinker.limits.model_copy(update={"max_media_per_request": TURNS})
     thinker = thinker.model_copy(update={"engine_args": settings, "limits": limits})
-    talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update=ARGUMENTS)})
+    kept = {name: value for name, value in arguments.items() if name == "enable_prefix_caching"}
+    talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update={**ARGUMENTS, **kept})})
     spec = pipeline.spec.model_copy(update={"stages": [thinker, talker, decoder]})
     with LocalPipeline(pipeline.model_copy(update={"spec": spec}), LocalOptions(model_path=str(checkpoint))) as local:
         with make_progress(Console(stderr=True), [stage.name for stage in spec.stages]) as progress:
@@ -109,26 +111,37 @@ async def _call(side: str, local: LocalPipeline, talk: list[ChatMessage]) -> lis
                 talk.append(user(audio_part(_speak(turn))))
             elif turn not in SHOWN:
                 continue
-            said, usage, first_s = await _ask(client, talk[: 2 * turn - 1])
+            said, stages, first_s = await _ask(client, talk[: 2 * turn - 1])
             if first_side:
                 talk.append(assistant(said))
-            computed = usage.prompt_tokens - usage.cached_tokens
-            row: Row = {"side": side, "turn": turn, "prompt_tokens": usage.prompt_tokens, "computed_tokens": computed}
-            rows += [{**row, "first_audio_s": round(first_s, 3)}] if turn in SHOWN else []
-    return rows
+            rows += [{"side": side, "turn": turn, **_describe(stages), "first_audio_s": round(first_s, 3)}]
+    return [row for row in rows if row["turn"] in SHOWN]
 
 
-async def _ask(client: AsyncOmniClient, talk: list[ChatMessage]) -> tuple[str, Usage, float]:
-    """Returns the thinker's answer, what it used, and the seconds to first audio."""
-    began, first_s, said, usage = time.perf_counter(), 0.0, "", Usage()
+def _describe(stages: Mapping[str, StageFinished]) -> Row:
+    thinker, talker = stages["thinker"], stages["talker"]
+    row: Row = {"prompt_tokens": thinker.usage.prompt_tokens}
+    row["computed_tokens"] = thinker.usage.prompt_tokens - thinker.usage.cached_tokens
+    row["talker_computed"] = talker.usage.prompt_tokens - talker.usage.cached_tokens
+    row["sent_mib"] = round(thinker.usage.tensor_bytes_sent / 2**20, 1)
+    row["prepared_s"] = round(thinker.timings.engine_submitted_ns / 1e9, 3)
+    for name, times in (("thinker_s", thinker.timings), ("talker_s", talker.timings)):
+        row[name] = round((times.first_output_ns - times.engine_submitted_ns) / 1e9, 3)
+    return row
+
+
+async def _ask(client: AsyncOmniClient, talk: list[ChatMessage]) -> tuple[str, dict[str, StageFinished], float]:
+    """Returns the thinker's answer, how each stage finished, and the seconds to first audio."""
+    began, first_s, said = time.perf_counter(), 0.0, ""
+    stages: dict[str, StageFinished] = {}
     async for event in client.generate(chat=talk, sampling=SAMPLING, seed=1, timeout=900):
         if isinstance(event, AudioChunk):
             first_s = first_s or time.perf_counter() - began
         elif isinstance(event, TextDelta):
             said += event.text
-        elif isinstance(event, StageFinished) and event.stage == "thinker":
-            usage = event.usage
-    return said, usage, first_s
+        elif isinstance(event, StageFinished):
+            stages[event.stage] = event
+    return said, stages, first_s
 
 
 def _speak(seed: int) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
+from omni_stage.payloads.input_digests import digest_inputs
 from support.engines.async_on_cpu import SCHEDULING, text_engine
 from support.engines.tiny_text import HIDDEN, Job, Reference, TextEngine, prompt_of, write_text_checkpoint
 from support.engines.toy_models import register_toy_models
@@ -173,9 +174,48 @@ def pad_steps(runner: Any, multiple: int) -> list[tuple[int, int, tuple[int, ...
     return seen
 
 
-def test_a_conditioned_model_refuses_prefix_caching(checkpoint: Path) -> None:
+@pytest.mark.parametrize("kind", SCHEDULING)
+def test_cached_prefixes_are_those_of_equal_rows(checkpoint: Path, reference: Reference, kind: str) -> None:
+    """Of requests with one prompt, those whose rows begin alike share what they compute, also when preempted."""
+    prompt, known = prompt_of(100), rows_of(100)
+    rows = {
+        "first": known,
+        "same": known.clone(),
+        "other": rows_of(100, 1),
+        "half": torch.cat([known[:50], rows_of(50, 2)]),
+    }
+    jobs = {name: digested(prompt, rows[name]) for name in rows}
+    settings = {"enable_prefix_caching": True, "num_gpu_blocks_override": 13}
+    with text_engine(checkpoint, kind, {"hash_inputs": True}, **settings) as engine:
+        computed, new = engine.watch_computed(), {}
+        for name, job in jobs.items():
+            computed.clear()
+            runs = engine.run({name: job})
+            assert runs[name].token_ids == reference.generate(prompt, job.max_tokens, rows[name]), name
+            new[name] = sum(computed) - job.max_tokens + 1
+        preempted = engine.watch_preemptions()
+        runs = engine.run({name: dataclasses.replace(job, max_tokens=60) for name, job in jobs.items()})
+    assert new == {"first": 100, "same": 100 - 96, "other": 100, "half": 100 - 32}
+    assert preempted
+    for name, run in runs.items():
+        assert run.token_ids == reference.generate(prompt, 60, rows[name]), name
+
+
+def digested(prompt: list[int], rows: torch.Tensor) -> Job:
+    positions = torch.arange(len(prompt))[:, None].repeat(1, 3)
+    return Job(prompt, 12, want_rows=False, payload={"input_rows": rows}, digests=digest_inputs(rows, positions))
+
+
+@pytest.mark.parametrize(
+    "omni",
+    [
+        pytest.param(None, id="rows that the cache does not compare"),
+        pytest.param({"capture_rows": True, "hash_inputs": True}, id="rows out that would be missing"),
+    ],
+)
+def test_a_conditioned_model_refuses_prefix_caching(checkpoint: Path, omni: dict[str, Any] | None) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        TextEngine(checkpoint, enable_prefix_caching=True)
+        TextEngine(checkpoint, omni, enable_prefix_caching=True)
     assert caught.value.details.field == "enable_prefix_caching"
 
 

@@ -1,5 +1,5 @@
-"""Turns of a conversation, with audio: the thinker reuses earlier turns, and its tensors are those of a thinker that
-computes everything. For comparison, each turn is also asked with a salt of its own, which shares nothing."""
+"""Turns of a conversation, with audio: thinker and talker reuse earlier turns, and their tensors are those of stages
+that compute everything. For comparison, each turn is also asked with a salt of its own, which shares nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,20 @@ import torch
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.vllm_engine import VllmStageEngine
-from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, TextPart, UserPrompt
+from omni_stage.models.component import (
+    AudioPart,
+    ChatMessage,
+    EdgeInput,
+    EdgeStream,
+    StageRequest,
+    TextPart,
+    UserPrompt,
+)
+from omni_stage.models.registry import resolve, tiny_checkpoints
 from support.engines.omni_stages import Collected, stage_config
 from support.engines.one_stage import running
+from support.engines.streams import collect
+from support.engines.tiny_text import watch_computed
 from support.media.samples import make_audio
 
 pytestmark = pytest.mark.engine
@@ -54,21 +65,6 @@ async def ask(engine: VllmStageEngine, messages: list[ChatMessage], salt: str = 
     return collected
 
 
-def watch_computed(engine: VllmStageEngine) -> list[int]:
-    """Returns a list that gets the number of tokens of each step from now on."""
-    core: Any = engine._core
-    scheduler = core.llm.engine_core.engine_core.scheduler
-    schedule, computed = scheduler.schedule, []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        output = schedule(*args, **kwargs)
-        computed.append(output.total_num_scheduled_tokens)
-        return output
-
-    scheduler.schedule = watched
-    return computed
-
-
 def check_equal(mine: Collected, whole: Collected) -> None:
     assert mine.token_ids == whole.token_ids
     assert mine.prompt_token_ids == whole.prompt_token_ids
@@ -82,7 +78,7 @@ async def test_later_turns_compute_what_is_new(make_tiny_checkpoint: Callable[..
     checkpoint = make_tiny_checkpoint(0, "small", family)
     async with running(stage_config("thinker", checkpoint, family=family, **LIMITS)) as engine:
         assert isinstance(engine, VllmStageEngine)
-        computed = watch_computed(engine)
+        computed = watch_computed(engine._core.llm.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
         talks: list[list[ChatMessage]] = [[] for _ in range(3)]
         for turn in range(TURNS):
             for speaker, talk in enumerate(talks):
@@ -104,3 +100,61 @@ async def test_later_turns_compute_what_is_new(make_tiny_checkpoint: Callable[..
                 prompts = sum(len(answer.prompt_token_ids) for answer in answers)
                 assert engine.reused_rows[0] > reused
                 assert new < prompts / 2 + 3 * (2 * BLOCK + 12) if turn > 1 else new < prompts
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "step"),
+    [
+        ("qwen3_omni", "float32", 96),
+        # In bfloat16, sums depend on the number of tokens in a step: it is the same here with and without a cache.
+        ("qwen2_5_omni", "bfloat16", BLOCK),
+        pytest.param("qwen2_5_omni", "float32", 96, marks=pytest.mark.full),
+        pytest.param("qwen3_omni", "bfloat16", BLOCK, marks=pytest.mark.full),
+    ],
+)
+async def test_later_turns_of_a_talker_compute_what_is_new(tmp_path: Path, family: str, dtype: str, step: int) -> None:
+    write: Any = resolve(tiny_checkpoints()[family].writer, what="the writer")
+    checkpoint = write(tmp_path, dtype=dtype)
+    limits = {**LIMITS, "max_num_batched_tokens": step}
+    talk: list[ChatMessage] = []
+    async with (
+        running(stage_config("thinker", checkpoint, family=family, **LIMITS)) as thinker,
+        running(stage_config("talker", checkpoint, family=family, **limits)) as talker,
+    ):
+        assert isinstance(thinker, VllmStageEngine)
+        core: Any = talker
+        computed = watch_computed(core._core.llm.engine_core.engine_core.scheduler)
+        for turn in range(TURNS):
+            talk.append(user_says(0, turn))
+            answer = await ask(thinker, talk)
+            talk.append(ChatMessage("assistant", [TextPart(answer.text)]))
+            stream = EdgeStream()
+            stream.put(answer.tensors)
+            stream.end()
+            new = {}
+            spoken = {}
+            for name, source, salt in (
+                ("as it arrives", stream, ""),
+                ("again, whole", EdgeInput(answer.tensors), ""),
+                ("alone", EdgeInput(answer.tensors), f"{turn}"),
+            ):
+                computed.clear()
+                spoken[name] = await say(talker, source, turn, salt)
+                new[name] = sum(computed)
+            whole = spoken.pop("alone")
+            for mine in spoken.values():
+                assert mine.prompt_token_ids == whole.prompt_token_ids
+                assert torch.equal(mine.tensors["codes"], whole.tensors["codes"])
+            assert new["again, whole"] <= BLOCK + FRAMES < new["alone"]
+            # The rest of a block in the thinker and in the talker is computed again, besides the turn and its frames.
+            question = len(whole.prompt_token_ids) / (turn + 1)
+            assert new["as it arrives"] <= question + 3 * BLOCK + FRAMES
+
+
+FRAMES = 16
+
+
+async def say(talker: Any, source: EdgeInput | EdgeStream, seed: int, salt: str) -> Collected:
+    sampling = SamplingDefaults(temperature=0.9, seed=seed, max_tokens=FRAMES, ignore_eos=True)
+    request = StageRequest(f"say-{next(_ids)}", source, sampling, want_tensors=True, cache_salt=salt)
+    return await collect(talker, request)

@@ -16,6 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY, AdditionalInformationPayload
+from omni_stage.payloads.input_digests import OMNI_DIGESTS_KEY
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.wiring.names import scheduler_cls, worker_cls
 
@@ -102,12 +103,15 @@ class Job:
     max_tokens: int = 12
     want_rows: bool = True
     payload: dict[str, Any] | None = None
+    digests: bytes = b""
 
     def params(self) -> SamplingParams:
         """Returns greedy sampling parameters with output as deltas, and our keys in extra_args."""
         extra: dict[str, Any] = {OMNI_ROWS_KEY: True} if self.want_rows else {}
         if self.payload is not None:
             extra[OMNI_PAYLOAD_KEY] = AdditionalInformationPayload.from_mapping(self.payload).to_bytes()
+        if self.digests:
+            extra[OMNI_DIGESTS_KEY] = self.digests
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=0,
@@ -116,6 +120,19 @@ class Job:
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra or None,
         )
+
+
+def watch_computed(scheduler: Any) -> list[int]:
+    """Returns a list that gets the number of tokens of each step that the scheduler plans from now on."""
+    schedule, computed = scheduler.schedule, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        computed.append(output.total_num_scheduled_tokens)
+        return output
+
+    scheduler.schedule = watched
+    return computed
 
 
 class TextEngine:
@@ -163,6 +180,10 @@ class TextEngine:
 
         scheduler._preempt_request = watched
         return preempted
+
+    def watch_computed(self) -> list[int]:
+        """Returns a list that gets the number of tokens of each step from now on."""
+        return watch_computed(self.scheduler)
 
     @property
     def _engine_core(self) -> Any:

@@ -125,9 +125,6 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     "embeddings for a talker": Bad(
         (second(engineArgs={"enablePromptEmbeds": True}),), f"{S1}.engineArgs", "enablePromptEmbeds true of component"
     ),
-    "prefix cache of a talker": Bad(
-        (second(engineArgs={"enablePrefixCaching": True}),), f"{S1}.engineArgs", "enablePrefixCaching true of component"
-    ),
     "prefix cache of a solver": Bad(
         (third(engineArgs={"enablePrefixCaching": True}),), f"{S2}.engineArgs", "enablePrefixCaching true of component"
     ),
@@ -218,6 +215,7 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "media of a custom component": (_chain(CUSTOM), first(engineArgs={"maxMediaShare": 0.3})),
     "a thinker alone": (_chain(THINKER), first(engineArgs={"enablePrefixCaching": True, "enablePromptEmbeds": True})),
     "no prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": False}),),
+    "prefix cache of a talker": (second(engineArgs={"enablePrefixCaching": True}),),
     "prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": True, "rowsCacheMib": 64}),),
     "a thinker whose audio nobody makes": (_chain(THINKER, TALKER, TOKEN2WAV),),
     "least tokens of a talker that waits": (

@@ -51,6 +51,7 @@ class Described:
 
 CAPTURING = {"additional_config": {"omni": {"capture_rows": True}}}
 KEEPING = {"additional_config": {"omni": {"capture_rows": True, "rows_cache_bytes": 7}}}
+HASHING = {"additional_config": {"omni": {"capture_rows": True, "hash_inputs": True}}}
 
 
 def build(

@@ -316,9 +316,11 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
 def _with_rows_cache(args: OmniEngineArgs, user: EngineArgs, byte_budget: int | None) -> OmniEngineArgs:
     """Returns the arguments of a stage whose rows are captured, with the size of its cache of rows.
 
-    vLLM does not compute a cached prefix again. So prefix caching is off unless the component's rows can be kept.
+    vLLM does not compute a cached prefix. So prefix caching is off unless rows are kept, or are of sampled tokens only.
     """
     omni = dict(args.additional_config["omni"])
+    if omni.get("hash_inputs"):
+        return args
     if not omni.get("rows_cache_bytes"):
         return dataclasses.replace(args, enable_prefix_caching=False)
     if user.rows_cache_mib is not None:

@@ -33,6 +33,7 @@ from omni_stage.payloads import (
     AdditionalInformationPayload,
     PromptEmbedsPayload,
 )
+from omni_stage.payloads.input_digests import OMNI_DIGESTS_KEY
 
 PLACEHOLDER_PROMPT: Final = (0,)
 """Prompt of a diffusion request that has none. vLLM schedules only requests with at least one token, and the model
@@ -66,6 +67,8 @@ class OmniEngineCoreRequest:
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings that replace the prompt's token ids."""
     additional_information: AdditionalInformationPayload | None = None
+    input_digests: bytes = b""
+    """See EngineInput."""
     suppress_token_ids: Sequence[int] = field(default=())
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = field(default=())
@@ -96,6 +99,7 @@ class OmniEngineCoreRequest:
             pooling_params=None if is_sampling else params,
             prompt_embeds=prepared.prompt_embeds,
             additional_information=prepared.additional_information,
+            input_digests=prepared.input_digests,
             suppress_token_ids=prepared.suppress_token_ids,
             stop_token_ids=prepared.stop_token_ids,
             repeat_limit=prepared.repeat_limit,
@@ -279,6 +283,8 @@ class OmniEngineCoreRequest:
         payload = self._payload()
         if payload is not None:
             extra[OMNI_PAYLOAD_KEY] = payload.to_bytes()
+        if self.input_digests:
+            extra[OMNI_DIGESTS_KEY] = self.input_digests
         if self.want_rows:
             extra[OMNI_ROWS_KEY] = True
         return extra

@@ -141,6 +141,8 @@ class EngineInput(Brief):
     """Embeddings in place of token ids."""
     additional_information: AdditionalInformationPayload | None = None
     """Tensors and lists that the model reads in the engine's process."""
+    input_digests: bytes = b""
+    """What the positions of the prompt read besides their tokens (payloads/input_digests.py), for prefix caching."""
     suppress_token_ids: Sequence[int] = ()
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = ()

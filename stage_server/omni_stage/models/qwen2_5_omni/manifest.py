@@ -47,12 +47,6 @@ TALKER: Final = describe(
         default_sampling=SamplingDefaults(
             temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096
         ),
-        refused_engine_args=(
-            # The prompts consist of mask tokens. A prefix cache cannot see that the input rows of equal prompts differ.
-            Refusal(
-                field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True
-            ),
-        ),
     )
 )
 TOKEN2WAV: Final = describe(

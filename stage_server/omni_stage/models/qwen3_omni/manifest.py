@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
@@ -43,12 +43,6 @@ TALKER: Final = describe(
         # The defaults of the published generation_config.json and of transformers' generate().
         default_sampling=SamplingDefaults(
             temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096
-        ),
-        refused_engine_args=(
-            # The prompts are placeholders. A prefix cache cannot see that the input rows of equal prompts differ.
-            Refusal(
-                field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True
-            ),
         ),
     )
 )

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from omni_stage.errors import ConfigurationError, InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import EdgeInput, EdgeRows, EngineInput, FinishReason, InputPart, StageRequest
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.payloads.input_digests import digest_inputs
 
 THINKER_EMBEDDING: Final = "thinker.model.embed_tokens.weight"
 """The thinker's input embedding, in the checkpoints of both Omni families."""
@@ -166,6 +167,7 @@ class TalkerFeed:
             return InputPart(EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         information: dict[str, torch.Tensor | list[Any]] = {"input_rows": part.rows}
         prompt: dict[str, Any] = {}
+        digests = b""
         if part.prompt is None:
             information["input_rows_offset"] = [part.offset]
         else:
@@ -173,9 +175,11 @@ class TalkerFeed:
             information["mrope_positions"] = part.prompt.mrope_positions
             information["mrope_delta"] = [part.prompt.mrope_delta]
             information |= self._settings
+            digests = digest_inputs(part.rows, part.prompt.mrope_positions)
         engine_input = EngineInput(
             prompt=prompt,
             additional_information=AdditionalInformationPayload.from_mapping(information),
+            input_digests=digests,
             suppress_token_ids=self._suppress,
             stop_token_ids=self._stop,
             repeat_limit=self._repeat_limit,

@@ -235,7 +235,8 @@ class PublishingMixin(_Base):
         scheduler_output = state.scheduler_output
         request_ids = self.input_batch.req_ids
         spans = compute_spans(request_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output))
-        fresh, gaps = self._ledger.plan(spans)
+        # A model that publishes no rows of positions may reuse some that this worker never computed.
+        fresh, gaps = self._ledger.plan(spans) if self._hooks.publishes_positions else ([], {})
         for request_id, error in gaps.items():
             self._fail(request_id, error)
         sampling = [
@@ -254,7 +255,7 @@ class PublishingMixin(_Base):
         """Returns the rows that the model publishes."""
         select = self._hooks.select_positions
         if select is None:
-            return fresh if self._hooks.publishes_positions else []
+            return fresh
         return select_rows(fresh, lambda rows: select(self._stretch_of(rows)))
 
     def _stretch_of(self, rows: FreshRows) -> Stretch:

@@ -121,16 +121,22 @@ class OmniARRunnerMixin(PublishingMixin):
         if self._reuses_rows:
             self._check_reusable(model)
             self._ledger.always_delivers_first = self._hooks.select_positions is not None
+        if self.cache_config.enable_prefix_caching:
+            self._check_comparable(model)
         if not isinstance(model, SupportsInputRows):
             return
-        if self.cache_config.enable_prefix_caching:
-            raise ConfigurationError(
-                "prefix caching compares only token ids, but this model also reads input rows; set "
-                "enable_prefix_caching to false",
-                field="enable_prefix_caching",
-            )
         self._input_rows = InputRowStore(self.max_num_tokens, model.input_row_size, self.dtype, self.device)
         model.bind_input_rows(self._input_rows.buffer)
+
+    def _check_comparable(self, model: Any) -> None:
+        """Refuse cached prefixes that differ unseen, or whose rows would be missing. Raises ConfigurationError."""
+        problem = ""
+        if isinstance(model, SupportsInputRows) and not self._omni.hash_inputs:
+            problem = "prefix caching compares only token ids, but this model also reads input rows"
+        elif self._omni.hash_inputs and self._omni.capture_rows and self._hooks.publishes_positions:
+            problem = "cached positions are not computed, but this model publishes rows of them"
+        if problem:
+            raise ConfigurationError(f"{problem}; set enable_prefix_caching to false", field="enable_prefix_caching")
 
     def _check_reusable(self, model: Any) -> None:
         """Refuse a cache of rows for a model whose rows depend on more than tokens. Raises ConfigurationError."""

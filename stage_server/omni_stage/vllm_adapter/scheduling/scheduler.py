@@ -6,6 +6,7 @@
 - LastPlaces (last_places.py): a client with many requests leaves places for others.
 - MediaTurns (media_turns.py): media are encoded in turns with the tokens of other requests.
 - CachedPrefixes (cached_prefixes.py), in a stage whose rows another stage reads and that caches prefixes.
+- InputHashes (input_hashes.py), in a stage whose prompts are input rows and that caches prefixes.
 - EarlyEnds (below): requests that cannot continue end with the cause for their clients. Among them are those whose form
   of structured output costs too much CPU time in the steps (structured.py).
 
@@ -51,6 +52,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_stage.payloads.additional_information import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.scheduling.cached_prefixes import CachedPrefixes
+from omni_stage.vllm_adapter.scheduling.input_hashes import InputHashes
 from omni_stage.vllm_adapter.scheduling.last_places import LastPlaces
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep, MediaTurns
 from omni_stage.vllm_adapter.scheduling.payloads import Payloads
@@ -131,7 +133,10 @@ class OmniSchedulerMixin:
         self._last_places = LastPlaces(self.max_num_active_reqs)
         self._media = MediaTurns(MediaShare.from_additional_config(config))
         self._early_ends = EarlyEnds()
-        self._prefixes = self._make_prefixes()
+        runner, cache = OmniRunnerConfig.from_vllm_config(self.vllm_config), self.vllm_config.cache_config
+        self._prefixes = self._make_prefixes(runner.rows_cache_bytes) if cache.enable_prefix_caching else None
+        hashes_inputs = cache.enable_prefix_caching and runner.hash_inputs
+        self._inputs = InputHashes(self.hash_block_size, cache.prefix_caching_hash_algo) if hashes_inputs else None
         self._steps: deque[_Step] = deque(maxlen=_MAXIMUM_STEPS)
 
     def add_request(self, request: Request) -> None:
@@ -140,6 +145,8 @@ class OmniSchedulerMixin:
         request.arrival_time += late_s
         if request.request_id not in self.requests:
             self._last_places.add(request.request_id, late_s, self.clock())
+            if self._inputs is not None:
+                self._inputs.adopt(request)
         if self._playback is not None:
             self._playback.add(request, self.clock() + late_s)
         super().add_request(request)  # type: ignore[misc]
@@ -246,12 +253,8 @@ class OmniSchedulerMixin:
         super()._update_request_as_session(session, update)  # type: ignore[misc]
         session.arrival_time = arrival_time
 
-    def _make_prefixes(self) -> CachedPrefixes | None:
-        cache, capacity = (
-            self.vllm_config.cache_config,
-            OmniRunnerConfig.from_vllm_config(self.vllm_config).rows_cache_bytes,
-        )
-        if not (cache.enable_prefix_caching and capacity):
+    def _make_prefixes(self, capacity: int) -> CachedPrefixes | None:
+        if not capacity:
             return None
         # Rows are kept by the hashes of blocks of one size. Layers of several kinds may have other blocks each.
         groups = self.kv_cache_config.kv_cache_groups

@@ -29,10 +29,13 @@ class OmniRunnerConfig:
     rows_cache_bytes: int = 0
     """Maximum number of bytes of published rows that the scheduler keeps for reused prefixes. Prefix caching needs it,
     and it has no effect without prefix caching. 0: none are kept."""
+    hash_inputs: bool = False
+    """Whether requests bring digests of their input rows, so that prefixes can be cached although prompts consist of
+    placeholders (scheduling/input_hashes.py). For models that publish no rows of positions."""
 
     def __post_init__(self) -> None:
         """Refuse wrong types and combinations. Raises ConfigurationError."""
-        for name in ("capture_rows", "capture_mrope"):
+        for name in ("capture_rows", "capture_mrope", "hash_inputs"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, "must be true or false")
         if self.capture_mrope and not self.capture_rows:
@@ -72,7 +75,7 @@ def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: boo
         return
     problems = {
         "enable_prefix_caching": (
-            vllm_config.cache_config.enable_prefix_caching and not config.rows_cache_bytes,
+            vllm_config.cache_config.enable_prefix_caching and not (config.rows_cache_bytes or config.hash_inputs),
             "cached positions are not computed, so they give no rows; set it to false, or set rows_cache_bytes",
         ),
         "kv_transfer_config": (

@@ -17,7 +17,7 @@ from omni_stage.engine.arguments.engine_args import (
 )
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import ConfigurationError
-from support.stages.described_engines import CAPTURING, KEEPING, build
+from support.stages.described_engines import CAPTURING, HASHING, KEEPING, build
 
 
 def test_the_user_wins_over_the_component() -> None:
@@ -212,6 +212,7 @@ def test_async_scheduling(options: dict[str, Any], expected: bool) -> None:
         pytest.param({}, None, id="vLLM's choice"),
         pytest.param({"user": EngineArgs(enable_prefix_caching=True)}, True, id="nobody reads the rows"),
         pytest.param({"kwargs": CAPTURING}, False, id="rows are captured"),
+        pytest.param({"kwargs": HASHING}, None, id="rows of sampled tokens are captured"),
         pytest.param({"kwargs": KEEPING, "reuses_rows": True}, None, id="rows are kept"),
         pytest.param(
             {"kwargs": KEEPING, "reuses_rows": True, "user": EngineArgs(enable_prefix_caching=False)},

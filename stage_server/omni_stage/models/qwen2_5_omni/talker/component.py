@@ -67,9 +67,7 @@ class Talker:
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
             "generation_config": str(_GENERATION_CONFIG),
-            # See the manifest.
-            "enable_prefix_caching": False,
-            "additional_config": {PACE_KEY: self._pace},
+            "additional_config": {"omni": {"hash_inputs": True}, PACE_KEY: self._pace},
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:

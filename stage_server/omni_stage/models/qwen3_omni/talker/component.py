@@ -87,8 +87,7 @@ class Talker:
             "skip_tokenizer_init": True,
             # Use vLLM's own defaults, because vLLM knows no name in the checkpoint's generation_config.json.
             "generation_config": "vllm",
-            "enable_prefix_caching": False,
-            "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: self._pace},
+            "additional_config": {"omni": {"capture_rows": True, "hash_inputs": True}, PACE_KEY: self._pace},
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
