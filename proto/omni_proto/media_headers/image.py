@@ -115,6 +115,16 @@ def _jpeg_segments(view: memoryview) -> Iterator[tuple[int, int]]:
     raise too_many_sections("JPEG")
 
 
+def find_jpeg_end(view: memoryview) -> int | None:
+    """Returns where the marker begins that ends the picture of a JPEG; None if there is none."""
+    end = 2
+    for _, position in _jpeg_segments(view):
+        (length,) = struct.unpack_from(">H", view, position)
+        end = position + length
+    found = _find_marker(view, end)
+    return found - 2 if found is not None and view[found - 1] == _EOI else None
+
+
 def _find_marker(view: memoryview, position: int) -> int | None:
     """Returns the position after the next marker, or None. Searches in slices, so that other threads can run."""
     for start in range(position, len(view), _SLICE):

@@ -13,12 +13,16 @@ from PIL import ExifTags, Image
 from PIL.GifImagePlugin import GifImageFile
 from PIL.PngImagePlugin import PngImageFile
 
+from omni_proto.media_headers.image import find_jpeg_end
+
 WORK_BYTES_PER_PIXEL: Final = 16
 """Maximum working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
 picture (4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
 _FILLER: Final = bytes((7 * value * value + 90) % 255 for value in range(64))
 """Bytes that decode to another picture than none, and hold no marker of JPEG."""
+_END: Final = b"\xff\xd9"
+_FIRST, _LAST = slice(4), slice(-4, None)
 _GREY_STEPS: Final = {"L;2": 85, "L;4": 17}
 """The step from one grey level to the next once decoded, by Pillow's name for PNGs of 2 and 4 bits."""
 
@@ -37,6 +41,8 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     (vllm/multimodal/image.py). Of 16 bits per sample, the upper 8 are kept. Colour profiles are not applied, as in
     transformers and qwen_vl_utils. Raises UndecodableError or Pillow's errors.
     """
+    if kind == "JPEG":
+        return _decode_jpeg(data, out)
     try:
         return _decode(data, kind, out)
     except UndecodableError:
@@ -44,8 +50,6 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     except Exception:  # whatever Pillow raises
         if kind == "PNG":
             return _decode(_without_notes(data), kind, out)
-        if kind == "JPEG":
-            return _decode_without_end(data, out)
         raise
 
 
@@ -92,14 +96,21 @@ def _without_notes(data: bytes) -> bytes:
     return b"".join([*kept, data[position:]])
 
 
-def _decode_without_end(data: bytes, out: np.ndarray) -> np.ndarray:
-    """Decode a JPEG that lacks only its end, as small cameras write it. Raises UndecodableError if more is missing:
-    then bytes that follow the data become part of the picture."""
-    end = b"\xff\xd9"
-    complete = _decode(data + end, "JPEG", out).copy()
-    shown = _decode(data + _FILLER + end, "JPEG", out)
-    if not np.array_equal(shown, complete):
-        raise UndecodableError("the image is cut off; send all of it")
+def _decode_jpeg(data: bytes, out: np.ndarray) -> np.ndarray:
+    """Decode a JPEG. It may lack its end marker, as small cameras write it, and have zeros instead.
+
+    Raises UndecodableError if its data end before its picture does. Pillow, and so transformers and vLLM, show the rest
+    grey without a word. Bytes that follow the data then become part of the picture.
+    """
+    end = find_jpeg_end(memoryview(data))
+    body = data.rstrip(b"\0") if end is None else data[:end]
+    shown = _decode(body + _END if end is None else data, "JPEG", out)
+    corners = (shown[rows, columns] for rows in (_FIRST, _LAST) for columns in (_FIRST, _LAST))
+    if end is None or any((corner == corner[0, 0]).all() for corner in corners):  # what is missing has one colour
+        complete = shown.copy()
+        shown = _decode(body + _FILLER + _END, "JPEG", out)
+        if not np.array_equal(shown, complete):
+            raise UndecodableError("the image is cut off; send all of it")
     return shown
 
 

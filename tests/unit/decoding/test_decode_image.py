@@ -129,6 +129,36 @@ def test_a_png_is_seen_whatever_is_wrong_with_its_notes(note: bytes) -> None:
         assert np.array_equal(decode(data[:place] + note + data[place:], "PNG"), turned)
 
 
+@each_row("options", [{}, {"restart_marker_rows": 1}, {"optimize": True}])
+@each_row("orientation", [None, 6])
+def test_a_jpeg_whose_data_end_before_its_picture_is_refused(
+    options: dict[str, object], orientation: int | None
+) -> None:
+    """Pillow shows the rest grey."""
+    pixels = np.random.default_rng(3).integers(0, 256, (64, 48, 3), np.uint8)
+    data = encode(Image.fromarray(pixels), "JPEG", orientation, **options)
+    half, room = len(data) // 2, np.zeros(pixels.shape, np.uint8)
+    for damaged in (
+        data[:half],
+        data[:half] + b"\xff\xd9",
+        data[:half] + b"\xff\xd9 and more",
+        data[:half] + bytes(len(data) - half),
+    ):
+        with pytest.raises(UndecodableError, match="cut off"):
+            decode_image(damaged, "JPEG", room)
+
+
+def test_a_jpeg_may_be_of_one_colour_and_be_followed_by_anything() -> None:
+    white, room = np.full((64, 48, 3), 255, np.uint8), np.zeros((64, 48, 3), np.uint8)
+    for options in ({}, {"progressive": True}, {"optimize": True}):
+        data = encode(Image.fromarray(white), "JPEG", **options)
+        files = [data, data + b"junk", data + bytes(900), data + data]
+        if "optimize" not in options:  # whose data may end with zeros
+            files += [data[:-2], data[:-2] + bytes(900)]
+        for file in files:
+            assert np.array_equal(decode_image(file, "JPEG", room), white)
+
+
 def test_a_jpeg_may_lack_its_last_two_bytes_and_no_more() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (64, 48, 3), np.uint8)
     for options in ({}, {"optimize": True}, {"progressive": True}, {"restart_marker_rows": 1}):
