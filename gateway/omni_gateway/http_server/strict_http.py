@@ -89,7 +89,7 @@ class StrictHttp(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._refuse(error)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what was asked for, although the client sends nothing more. Returns whether the connection stays open.
 
         A client may close its half of a connection and wait for the answer (uvicorn's issue 1264; `nc -N`). uvicorn
