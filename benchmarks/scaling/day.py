@@ -75,6 +75,10 @@ class _Pods:
     requests: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
+    """Request-seconds in the engines since the last decision, running and waiting."""
+    came: float = 0.0
+    done: float = 0.0
+    """Requests that arrived and ended since the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,12 @@ class DayResult:
 @lru_cache(maxsize=1 << 16)
 def oracle_pods(stage: StageModel, rate: float) -> int:
     """Returns the fewest pods that meet the objective at a rate of requests per second."""
-    pods = 1
+    busy, fixed = rate * stage.seconds * stage.slope, rate * stage.seconds * (1.0 - stage.slope)
+    pods = max(1, math.ceil(busy + fixed / stage.allowed))
     while True:
         # The batch in the steady state: Little's law with the batch's own slowdown.
-        spare = pods - rate * stage.seconds * stage.slope
-        if spare > 0:
-            inside = rate * stage.seconds * (1.0 - stage.slope) * pods / spare
+        if pods > busy:
+            inside = fixed * pods / (pods - busy)
             if inside + 2.0 * math.sqrt(inside) <= pods * stage.allowed:
                 return pods
         pods += 1
@@ -142,6 +146,8 @@ def run_day(
             latency += stage.first * stage.slowed(batch) + wait_s
             one.ran += running
             one.waited += one.requests - running
+            one.came += flow
+            one.done += done
             one.requests += flow - done
             flow = done
             used += one.ready + len(one.starting)
@@ -174,13 +180,12 @@ def _scale(
             )
         )
         above = stage.name
-    loads = {
-        stage.name: StageLoad(pods[stage.name].ran / EVERY_S, pods[stage.name].waited / EVERY_S, stage.limit)
-        for stage in stages
-    }
+    loads = {}
     for stage in stages:
         one = pods[stage.name]
-        one.ran = one.waited = 0.0
+        ran, waited, came, done = (total / EVERY_S for total in (one.ran, one.waited, one.came, one.done))
+        loads[stage.name] = StageLoad(ran, waited, stage.limit, came, done)
+        one.ran = one.waited = one.came = one.done = 0.0
     for name, decision in decide_scale(asks, loads, memory, now).items():
         one = pods[name]
         change = decision.replicas - one.wanted

@@ -1,4 +1,4 @@
-"""Days of traffic: the designed one, days that a seed draws, and hours that were recorded. Requests per second."""
+"""Days of traffic: the designed one, days that a seed draws, and traffic that was recorded. Requests per second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BURSTS: Final = ((6 * 3600, 600, 1.6), (13 * 3600 + 900, 300, 2.0), (20 * 3600, 
 """Start, length in seconds and factor of each burst of the designed day."""
 RECORDED: Final = Path(__file__).with_name("recorded.json")
 MEAN_RATE: Final = 60.0
-"""Mean rate to which recorded hours are scaled."""
+"""Mean rate to which recorded traffic is scaled."""
 _WANDER_S: Final = 300
 
 RateAt = Callable[[int], float]
@@ -62,15 +62,17 @@ def drawn_day(seed: int) -> RateAt:
     return rate_at
 
 
-def recorded_hours() -> dict[str, list[float]]:
-    """Returns the requests per second of each recorded hour, in spans of 15 s, scaled to MEAN_RATE."""
-    found: dict[str, list[float]] = {}
-    for name, counts in json.loads(RECORDED.read_text(encoding="utf-8"))["counts"].items():
-        found[name] = [count * MEAN_RATE * len(counts) / sum(counts) for count in counts]
+def recorded_traffic() -> dict[str, tuple[RateAt, int]]:
+    """Returns each recorded hour or day, scaled to MEAN_RATE, and its seconds."""
+    found: dict[str, tuple[RateAt, int]] = {}
+    for name, one in json.loads(RECORDED.read_text(encoding="utf-8"))["spans"].items():
+        counts, span_s = one["counts"], one["seconds"]
+        rates = [count * MEAN_RATE * len(counts) / sum(counts) for count in counts]
+        found[name] = _replay(rates, span_s), span_s * len(rates)
     return found
 
 
-def replay(rates: list[float], span_s: int = 15) -> RateAt:
+def _replay(rates: list[float], span_s: int) -> RateAt:
     """Returns the rate of recorded spans, between which it moves linearly; the last one stays."""
 
     def rate_at(second: int) -> float:

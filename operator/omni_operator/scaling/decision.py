@@ -4,10 +4,15 @@ A stage's need is the number of requests in its engines, running and waiting, ov
 Little's law that is its arrival rate times the time that a request takes, so it needs no model of the engine. Time
 that a request spends in other stages does not count: so only the stage that is short grows.
 
-Two things are not in that number yet, and are added:
+A queue is not load: it holds all that came during a shortage, and is gone by the time that pods for all of it would
+serve. While it gets shorter, it does not count. Otherwise it counts as far as more requests arrive than are answered,
+or by MOST_GROWTH: callers that wait for their answers send no more than are answered, however few the pods are.
+
+Three things are not in that number yet, and are added:
 
 inflow   requests that wait in the stage above. Once that stage has the pods for them, they arrive here.
 trend    what a pod that is asked for now meets when it is ready: the need grows on as it did in the last minute.
+bursts   what each of BURSTS bursts needed lately, the next one needs too, and pods for it would start too late.
 
 Pods that do not start, because the cluster has no room, end the growth: more of them would not start either, and the
 stages below would get no more requests.
@@ -43,10 +48,14 @@ grows with this power of the ratio by which the pods become fewer. For step time
 SURGE: Final = 1.3
 """The last reading alone counts if it is this many times the mean: a burst shall not wait for the mean."""
 MOST_GROWTH: Final = 1.5
-"""A queue, inflow and missed objectives raise the need by at most this factor. A queue is not load: it holds all that
-came during a shortage, and is gone by the time that pods for all of it would serve. The others are guesses."""
+"""Missed objectives, and a queue that does not grow, raise the need by at most this factor: they are guesses."""
 MOST_TREND: Final = 1.25
 """The trend raises the need by at most this factor: a burst is no trend, and the need follows it by itself."""
+BURSTS: Final = 3
+BURSTS_S: Final = 1800.0
+"""A stage keeps the pods that each of BURSTS bursts needed within BURSTS_S."""
+BURST: Final = 2.0
+"""A burst rises by this factor, and falls by it."""
 FREE_WAIT: Final = 0.1
 """Waiting requests below this share of the running ones are the engine's own first step."""
 
@@ -61,11 +70,20 @@ class StageLoad:
     """Requests that wait for these engines."""
     limit: float
     """Requests that the engine of one pod works on at once."""
+    arrivals: float = 0.0
+    """Requests that arrive per second."""
+    answered: float = 0.0
+    """Requests that are answered per second."""
 
     @property
     def requests(self) -> float:
-        """Requests in the stage's engines that count as load: of those that wait, MOST_GROWTH bounds the number."""
-        return self.running + min(self.waiting, (MOST_GROWTH - 1.0) * max(self.running, self.limit))
+        """Requests in the stage's engines that count as load."""
+        if self.answered <= 0:
+            return self.running + self.waiting
+        growth = self.arrivals / self.answered
+        if growth < 1.0:
+            return self.running
+        return min(self.running + self.waiting, self.running * max(MOST_GROWTH, growth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ class StageMemory:
     seen: tuple[float, int] | None = None
     """When it was last decided, and the number of pods that it should have then."""
     needs: list[tuple[float, float]] = field(default_factory=list)
-    """Needs in pods, without inflow and trend, by their time in seconds; the oldest first."""
+    """Needs in pods, without trend, by their time in seconds; the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +161,13 @@ def decide_scale(
         if ask.fixed:
             continue
         held = memory.setdefault(ask.name, StageMemory())
-        need = _steady(held, load.requests / target, now)
-        growth = min(MOST_GROWTH, above * min(MOST_TREND, _trend(held, ask.start_s, now)))
+        need = _steady(held, load.requests * above / target, now)
         # The window of an objective also holds what was before the last change, so the need bounds this growth too.
         missed = min(ask.current * short[ask.name], need * MOST_GROWTH) if ask.name in short else 0.0
-        needed = max(need * growth, missed)
+        needed = max(need * min(MOST_TREND, _trend(held, ask.start_s, now)), missed)
+        # Who sets a window of their own decides how long pods stay.
+        if ask.behavior.scale_down.stabilization_window_seconds is None:
+            needed = max(needed, _recurring([known for _, known in held.needs]))
         if held.seen is not None and ask.current != held.seen[1]:
             # A change, which anybody may have made, followed the decision before.
             held.history.move(held.seen[0], ask.current - held.seen[1])
@@ -215,7 +235,7 @@ def _released(load: StageLoad, room: float) -> float:
 
 def _steady(held: StageMemory, need: float, now: float) -> float:
     """Add a need to the memory. Returns the mean over STABLE_S, or the need itself if it surges."""
-    held.needs = [(at, known) for at, known in held.needs if at > now - 2 * STABLE_S]
+    held.needs = [(at, known) for at, known in held.needs if at > now - BURSTS_S]
     held.needs.append((now, need))
     recent = [known for at, known in held.needs if at > now - STABLE_S]
     mean = sum(recent) / len(recent)
@@ -225,9 +245,27 @@ def _steady(held: StageMemory, need: float, now: float) -> float:
 def _trend(held: StageMemory, ahead_s: float, now: float) -> float:
     """Returns the factor by which the need will have grown in ahead_s seconds, as it did in the last minute."""
     late = [known for at, known in held.needs if at > now - STABLE_S]
-    early = [known for at, known in held.needs if at <= now - STABLE_S]
+    early = [known for at, known in held.needs if now - 2 * STABLE_S < at <= now - STABLE_S]
     if len(early) < 2 or not sum(early):
         return 1.0
     ratio = (sum(late) / len(late)) / (sum(early) / len(early))
     # The two means are STABLE_S apart, and the later one is half of that old.
     return 1.0 if ratio <= 1 + TOLERANCE / 2 else 1.0 + (ratio - 1.0) * (ahead_s + STABLE_S / 2) / STABLE_S
+
+
+def _recurring(needs: Sequence[float]) -> float:
+    """Returns the need that each of BURSTS bursts reached; 0 if there were fewer."""
+    peaks: list[float] = []
+    edge, rises = 0.0, True
+    for need in needs:
+        if rises and need * BURST < edge:
+            peaks.append(edge)
+            rises = False
+        elif not rises and need > edge * BURST:
+            rises = True
+        else:
+            need = max(edge, need) if rises else min(edge, need)
+        edge = need
+    if rises:
+        peaks.append(edge)
+    return sorted(peaks)[-BURSTS] if len(peaks) >= BURSTS else 0.0

@@ -31,6 +31,7 @@ _WANTED: Final = tuple(
     for name in (
         *_ENGINE,
         StageMetric.INFLIGHT_REQUESTS,
+        StageMetric.REQUESTS,
         *(f"{name}_bucket" for name in HISTOGRAMS),
         StageMetric.PIPELINE_SPOKEN_ANSWERS,
     )
@@ -54,6 +55,8 @@ class Reading:
     """Answers with audio, and those without a gap."""
     in_flight: float | None = None
     """Calls in progress, also those that the engine has not got yet; None if the pod does not say."""
+    answered: float = 0.0
+    """Calls that ended with OK."""
 
 
 def parse_reading(page: bytes, at: float) -> Reading | None:
@@ -70,6 +73,7 @@ def parse_reading(page: bytes, at: float) -> Reading | None:
         return None
     histograms: dict[str, dict[float, float]] = {}
     spoken = dict.fromkeys(("true", "false"), 0.0)
+    answered = sum(one.value for one in samples if one.name == StageMetric.REQUESTS and one.labels.get("code") == "OK")
     for sample in samples:
         if "le" in sample.labels:
             bounds = histograms.setdefault(sample.name.removesuffix("_bucket"), {})
@@ -78,7 +82,7 @@ def parse_reading(page: bytes, at: float) -> Reading | None:
             spoken[sample.labels["continuous"]] = sample.value
     ran_s, waited_s, limit = (values[name] for name in _ENGINE)
     in_flight = values.get(StageMetric.INFLIGHT_REQUESTS)
-    return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]), in_flight)
+    return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]), in_flight, answered)
 
 
 def find_pairs(rows_of: Iterable[Sequence[Reading]], since: float) -> list[tuple[Reading, Reading]]:
@@ -92,7 +96,7 @@ def find_pairs(rows_of: Iterable[Sequence[Reading]], since: float) -> list[tuple
 def load_between(pairs: Iterable[tuple[Reading, Reading]], pods: int) -> StageLoad | None:
     """Returns the load of a stage, from two readings of each of its pods that has two. pods: number of its ready pods:
     those without readings count as the mean of the others. None without a pair."""
-    running = waiting = limit = 0.0
+    running = waiting = limit = arrivals = answered = 0.0
     count = 0
     for before, after in pairs:
         passed = after.at - before.at
@@ -101,8 +105,10 @@ def load_between(pairs: Iterable[tuple[Reading, Reading]], pods: int) -> StageLo
         running += (after.ran_s - before.ran_s) / passed
         waiting += (after.waited_s - before.waited_s) / passed
         limit += after.limit
+        answered += (after.answered - before.answered) / passed
+        arrivals += (after.answered + (after.in_flight or 0.0) - before.answered - (before.in_flight or 0.0)) / passed
         count += 1
     if not count:
         return None
     scale = pods / count
-    return StageLoad(running * scale, waiting * scale, limit / count)
+    return StageLoad(running * scale, waiting * scale, limit / count, arrivals * scale, answered * scale)

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
+from omni_operator.scaling.decision import StageLoad
 from omni_operator.scaling.objectives import find_objectives, quantile, sum_increases
 from omni_operator.scaling.readings import Reading, load_between, parse_reading
 from omni_proto.pipeline.types.scaling import Objectives
@@ -65,12 +66,15 @@ def test_a_stage_s_own_page_is_read() -> None:
     metrics.engine_waiting.read = lambda: 30.0
     for number in range(20):
         metrics.entry.answered(AnswerMeter(first_audio_s=0.3, last_audio_s=1.0, audio_s=2.0, underruns=number % 2))
+    for code in ("OK", "OK", "RESOURCE_EXHAUSTED"):
+        metrics.request_ended(code, "", 1.0)
+    metrics.in_flight.set(13)
     after = parse_reading(generate_latest(registry), 115.0)
     assert before is not None
     assert after is not None
     load = load_between([(before, after)], pods=2)
     assert load is not None
-    assert (load.running, load.waiting, load.limit) == (10.0, 4.0, 16.0)
+    assert load == StageLoad(10.0, 4.0, 16.0, arrivals=2.0, answered=2 / 15 * 2)
     found = find_objectives(Objectives(first_audio_seconds=0.2, continuity=0.9), [(before, after)])
     assert [(one.field, one.is_missed) for one in found] == [("firstAudioSeconds", True), ("continuity", True)]
     assert found[1].measured == 0.5

@@ -55,10 +55,10 @@ def test_only_the_stage_with_load_grows() -> None:
     found = decide(
         {"thinker": 2, "talker": 2, "decoder": 2}, {"thinker": (19, 0), "talker": (20, 18), "decoder": (18, 0)}
     )
-    assert {name: one.replicas for name, one in found.items()} == {"thinker": 2, "talker": 3, "decoder": 3}
+    assert {name: one.replicas for name, one in found.items()} == {"thinker": 2, "talker": 4, "decoder": 4}
     # The decoder gets the talker's waiting requests as soon as the talker has the pods for them.
-    assert found["talker"].desired == 3
-    assert found["decoder"].desired == 3
+    assert found["talker"].desired == 4
+    assert found["decoder"].desired == 4
 
 
 ROWS = [
@@ -82,10 +82,18 @@ def test_down_after_five_minutes() -> None:
     assert decide({"talker": 8}, {"talker": (10, 0)}, times=22)["talker"].replicas == 2, "a margin stays"
 
 
-def test_a_queue_is_not_load() -> None:
-    """What came during a shortage is gone by the time that pods for all of it would serve."""
-    for waiting in (24, 240, 2400):
-        assert decide({"talker": 3}, {"talker": (48, waiting)})["talker"].desired == 8, waiting
+QUEUES = [
+    ("twice as many arrive", (48.0, 2400.0, 16.0, 20.0, 10.0), 96.0),
+    ("a short queue", (48.0, 10.0, 16.0, 20.0, 10.0), 58.0),
+    ("it stays, as with callers that wait for their answers", (48.0, 2400.0, 16.0, 10.0, 10.0), 72.0),
+    ("it gets shorter", (48.0, 2400.0, 16.0, 9.0, 10.0), 48.0),
+    ("nothing is answered yet", (48.0, 10.0, 16.0, 20.0, 0.0), 58.0),
+]
+
+
+@each_row("load, requests", [row[1:] for row in QUEUES], ids=[row[0] for row in QUEUES])
+def test_a_queue_counts_as_far_as_it_grows(load: tuple[float, ...], requests: float) -> None:
+    assert StageLoad(*load).requests == requests
 
 
 def test_an_unknown_load_decides_nothing() -> None:
@@ -101,10 +109,10 @@ def test_without_room_neither_the_stage_nor_those_below_grow() -> None:
     current = {"thinker": 2, "talker": 3, "decoder": 2}
     loads = {"thinker": (15, 0), "talker": (48, 60), "decoder": (20, 0)}
     free = decide(current, loads)
-    assert (free["talker"].replicas, free["decoder"].replicas) == (7, 3)
+    assert (free["talker"].replicas, free["decoder"].replicas) == (7, 5)
     stuck = decide(current, loads, talker={"blocked": "no node with 1 free GPU; add nodes"})
     assert (stuck["talker"].replicas, stuck["decoder"].replicas) == (3, 2)
-    assert stuck["talker"].desired == 8
+    assert stuck["talker"].desired == 11
     assert "add nodes" in stuck["talker"].why
 
 
@@ -138,7 +146,7 @@ def test_a_missed_objective_raises_the_need_by_half_at_most() -> None:
 def test_a_fixed_stage_passes_on_only_what_its_pods_can_do() -> None:
     loads = {"thinker": (20, 20), "talker": (20, 0)}
     assert decide({"thinker": 2, "talker": 2}, loads, thinker={"fixed": True})["talker"].desired == 2
-    assert decide({"thinker": 2, "talker": 2}, loads)["talker"].desired == 3
+    assert decide({"thinker": 2, "talker": 2}, loads)["talker"].desired == 4
 
 
 def test_a_growing_load_is_met_when_the_pods_are_there() -> None:
@@ -177,6 +185,15 @@ def test_noise_turns_a_stage_at_most_once(level: float, noise: list[float], pods
 def test_no_load_turns_a_stage_more_than_twice(levels: list[tuple[float, int]], pods: int) -> None:
     """Once down, and once up again, which serves a load that rose. After that it does not shrink for ten minutes."""
     assert most_reversals(follow([need for need, times in levels for _ in range(times)], pods)) <= 2
+
+
+def test_what_three_bursts_needed_stays() -> None:
+    """For half an hour from the first of the three on; without them, and with a window of one's own, it shrinks."""
+    burst, rest = [6.0] * 4 + [0.1] * 28, [0.1] * 24
+    assert min(at for at, change in follow(burst * 3 + rest * 2, 1) if change < 0 and at > 960) >= 1800
+    assert follow(burst * 2 + rest, 1)[-1][1] < 0
+    behavior = ScalingBehavior.model_validate({"scaleDown": {"stabilizationWindowSeconds": 300}})
+    assert follow(burst * 3, 1, behavior=behavior)[-1][1] < 0
 
 
 def test_a_window_of_its_own_decides_when_a_stage_shrinks() -> None:
