@@ -189,6 +189,7 @@ def _read_container(media_type: str, view: memoryview) -> AudioHeader:
 def _read_wav(view: memoryview) -> AudioHeader:
     layout: tuple[int, int, int] | None = None
     there: int | None = None
+    stated = 0  # by RF64 and BW64, for lengths of more than 32 bits
     position = 12
     for _ in range(MAX_SECTIONS):
         if position + 8 > len(view):
@@ -199,9 +200,12 @@ def _read_wav(view: memoryview) -> AudioHeader:
             if layout is not None:
                 raise MediaHeaderError("the WAV states its format twice")
             layout = _read_wave_format(view[position : position + length])
+        elif kind == b"ds64":
+            (stated,) = struct.unpack_from("<Q", view, position + 8)
         elif kind == b"data":
             # Programs that stream do not know the length and write the largest number, or 0.
             there = len(view) - position
+            length = stated if length == _UNKNOWN_LENGTH else length
             there = min(length, there) if length else there
             if not there:
                 raise MediaHeaderError("the WAV has no samples")

@@ -62,8 +62,9 @@ CODECS: Final = frozenset(
     }
 )
 """FFmpeg's names of the decoders that may run."""
-_PCM_FORMAT: Final = re.compile(rb"(fmt [\x10-\x28]\0\0\0(?:\x01\0|\xfe\xff(?=.{22}\x01\0)))", re.DOTALL)
-"""The beginning of a WAV's format if its samples are whole numbers."""
+_PCM_FORMAT: Final = re.compile(rb"(fmt [\x10-\x28]\0\0\0(?:[\x01\x03]\0|\xfe\xff(?=.{22}[\x01\x03]\0)))", re.DOTALL)
+"""The beginning of a WAV's format if its samples are numbers."""
+_LONG_DATA: Final = re.compile(rb"data(?=\xff{4})")
 MIN_RATE_HZ: Final = 4000
 MAX_DAMAGE: Final = 0.75
 """The largest share of a file that may be damaged. What is damaged further is refused."""
@@ -114,7 +115,7 @@ def decode_audio(data: bytes, media_type: str, rules: AudioRules, out: np.ndarra
     parts = split_joined(media_type, memoryview(data))
     for part in parts:
         file = data if len(part) == len(data) else bytes(part)
-        file = _fill_words(file) if media_type == "audio/wav" else file
+        file = _fill_words(_as_riff(file)) if media_type == "audio/wav" else file
         try:
             samples = _decode_file(file, media_type, rules, most - position, damage)
         except FFmpegError:
@@ -158,6 +159,21 @@ def _strange(media_type: str, data: bytes) -> float:
     return share if share >= 0.001 else 0.0
 
 
+def _as_riff(wav: bytes) -> bytes:
+    """Returns an RF64 or BW64 as a WAV, which is never too large here. FFmpeg hears nothing of one that does not state
+    its length, as programs write it that stream."""
+    if wav[:4] not in (b"RF64", b"BW64"):
+        return wav
+    found = _LONG_DATA.search(wav)
+    if found is None:
+        return b"RIFF" + wav[4:]
+    at = wav.find(b"ds64", 0, found.start())
+    stated = int.from_bytes(wav[at + 16 : at + 24], "little") if at >= 0 else 0
+    there = len(wav) - found.end() - 4
+    length = min(stated or there, there)
+    return b"RIFF" + wav[4 : found.end()] + struct.pack("<I", length) + wav[found.end() + 4 :]
+
+
 def _fill_words(wav: bytes) -> bytes:
     """Returns a WAV whose samples use all bits of their words, as far as its header says.
 
@@ -171,7 +187,7 @@ def _fill_words(wav: bytes) -> bytes:
     channels, align, bits = struct.unpack_from("<H8xHH", wav, at)
     bits = 32 if 16 < bits <= 24 and align == 4 * channels else bits
     full = struct.pack("<H", bits)
-    extension = wav[at + 14 : at + 16] + full if found[1].endswith(b"\xfe\xff") else b""
+    extension = b"\x16\0" + full if found[1].endswith(b"\xfe\xff") else b""
     end = at + 14 + len(extension)
     return wav if wav[at + 12 : end] == full + extension else wav[: at + 12] + full + extension + wav[end:]
 

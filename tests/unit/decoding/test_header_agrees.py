@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from omni_proto.media_headers.image import ImageHeader
 from omni_stage.decoding.audio import AudioRules, decode_audio
 from omni_stage.decoding.decode import UndecodableError, decode_image
 from support.media.audios import COMPRESSED, encode_audio
+from support.tables import each_row
 
 AUDIOS = Path(__file__).parents[2] / "data" / "sounds"
 HZ = 16_000
@@ -107,6 +109,67 @@ def hear(data: bytes) -> tuple[AudioHeader, float]:
     room = np.zeros(30 * HZ, np.float32)
     count, _ = decode_audio(data, header.media_type, AudioRules(HZ, header.seconds, 192_000, 8), room)
     return header, count / HZ
+
+
+TONE = np.sin(np.arange(HZ) / 6) * 0.5
+LONG = 0xFFFFFFFF
+GUID = bytes.fromhex("000000001000800000aa00389b71")
+AMBISONIC = bytes.fromhex("00002107d3118644c8c1ca000000")
+
+
+def wave_format(
+    tag: int, bits: int, *, valid: int | None = None, extension: int | None = None, guid: bytes = GUID
+) -> bytes:
+    """Returns a format in the extensible form, or in the plain one if there is no extension."""
+    plain = struct.pack("<HHIIHH", tag, 1, HZ, HZ * bits // 8, bits // 8, bits)
+    if extension is None:
+        return plain
+    return b"\xfe\xff" + plain[2:] + struct.pack("<HHIH", extension, bits if valid is None else valid, 4, tag) + guid
+
+
+def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
+    return name + struct.pack("<I", len(data) if size is None else size) + data
+
+
+def sizes(data: int) -> bytes:
+    return chunk(b"ds64", struct.pack("<QQQI", data + 80, data, HZ, 0))
+
+
+PCM, FLOAT = (TONE * 32767).astype("<i2").tobytes(), TONE.astype("<f4").tobytes()
+DEEP = (TONE * 8388607).astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+S16, MORE = wave_format(1, 16), chunk(b"axml", bytes(40_000))
+
+
+@each_row(
+    "form, before, layout, data, size, after",
+    [
+        (b"RIFF", b"", wave_format(1, 16, extension=22), PCM, None, MORE),
+        (b"RIFF", b"", wave_format(1, 24, extension=22, valid=20), DEEP, None, b""),
+        (b"RIFF", b"", wave_format(1, 16, extension=22, valid=0), PCM, None, b""),
+        (b"RIFF", b"", wave_format(1, 16, extension=0), PCM, None, b""),
+        (b"RIFF", b"", wave_format(1, 16, extension=22, guid=AMBISONIC), PCM, None, b""),
+        (b"RIFF", b"", wave_format(3, 32, extension=22), FLOAT, None, b""),
+        (b"RIFF", b"", wave_format(3, 32, extension=22, valid=24), FLOAT, None, b""),
+        (b"RF64", sizes(len(PCM)), S16, PCM, LONG, MORE),
+        (b"BW64", sizes(len(PCM)) + chunk(b"chna", bytes(44)), S16, PCM, LONG, MORE),
+        (b"RF64", sizes(len(FLOAT)), wave_format(3, 32, extension=22), FLOAT, LONG, MORE),
+        (b"RF64", sizes(0), S16, PCM, LONG, b""),
+        (b"RF64", sizes(0), S16, PCM, None, MORE),
+        (b"RF64", sizes(1 << 40), S16, PCM, LONG, b""),
+        (b"RF64", b"", S16, PCM, LONG, b""),
+        (b"BW64", chunk(b"JUNK", bytes(28)), S16, PCM, LONG, b""),
+    ],
+)
+def test_a_wav_of_each_form_is_heard_whole(
+    form: bytes, before: bytes, layout: bytes, data: bytes, size: int | None, after: bytes
+) -> None:
+    """Extensible formats, and the forms of files beyond 4 GiB, also if the recorder did not note the length."""
+    file = chunk(form, b"WAVE" + before + chunk(b"fmt ", layout) + chunk(b"data", data, size) + after, size)
+    header, room = read_header(file, "audio"), np.zeros(30 * HZ, np.float32)
+    assert isinstance(header, AudioHeader)
+    count, damage = decode_audio(file, header.media_type, AudioRules(HZ, header.seconds, 192_000, 8), room)
+    assert (header.seconds, count, damage) == (1.0, HZ, 0.0)
+    np.testing.assert_allclose(room[:count], TONE, atol=1e-4)
 
 
 FILES = tuple(file.read_bytes()[:4000] for file in sorted(AUDIOS.iterdir()) if file.suffix != ".md")
