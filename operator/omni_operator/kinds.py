@@ -17,12 +17,14 @@ PIPELINES: Final = ObjectKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
 # Optional: an operator that is newer than the CRDs must heal what runs.
 STAGES: Final = ObjectKind(STAGE_KIND, API_VERSION, "omnistages", optional=True)
 POD_MONITORS: Final = ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True)
+BACKEND_TLS: Final = ObjectKind("BackendTLSPolicy", "gateway.networking.k8s.io/v1", "backendtlspolicies", optional=True)
 GRPC_ROUTES: Final = ObjectKind("GRPCRoute", "gateway.networking.k8s.io/v1", "grpcroutes", optional=True)
 HTTP_ROUTES: Final = ObjectKind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes", optional=True)
 # Optional: an operator that is newer than its Role must heal what runs.
 INGRESSES: Final = ObjectKind("Ingress", "networking.k8s.io/v1", "ingresses", optional=True)
-ROUTE_KINDS: Final = {kind.kind: kind for kind in (GRPC_ROUTES, HTTP_ROUTES, INGRESSES)}
-"""The kinds of object that lead clients from outside the cluster to a pipeline, by name."""
+ROUTE_KINDS: Final = {kind.kind: kind for kind in (BACKEND_TLS, GRPC_ROUTES, HTTP_ROUTES, INGRESSES)}
+"""The kinds of object that lead clients from outside the cluster to a pipeline, by name. The policy is first, so that
+no Gateway speaks plaintext to a pipeline with TLS."""
 
 CHILD_KINDS: Final = (
     ObjectKind("ServiceAccount", "v1", "serviceaccounts"),

@@ -247,7 +247,8 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.ROUTE_UNRESOLVED: Explanation(
         "RouteAccepted=False",
-        "A Gateway accepts the route, but cannot use the Service behind it (ResolvedRefs=False).",
+        "A Gateway accepts the route, but cannot use the Service behind it (ResolvedRefs=False, or what it says of the "
+        "BackendTLSPolicy).",
         "Read the Gateway's answer in the message.",
     ),
     Reason.ROUTE_UNAVAILABLE: Explanation(

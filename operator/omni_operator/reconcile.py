@@ -19,7 +19,7 @@ from omni_kube.errors import ApiError, ConflictError, NotFoundError
 from omni_kube.objects import NamespacedName, ObjectKey, ObjectKind, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.desired.route import route_kind
+from omni_operator.desired.route import route_kinds
 from omni_operator.kinds import ENDPOINT_SLICES, PIPELINE_KIND, STAGES, ChildKey
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
@@ -244,8 +244,8 @@ class Reconciler:
 
     def _find_unwatched(self, pipeline: OmniPipeline, namespace: str) -> str:
         """Returns why the operator cannot keep the route that the pipeline asks for; empty if it can."""
-        kind = route_kind(pipeline.spec.entry.route)
-        return self.route_refusal(kind, namespace) if kind is not None else ""
+        refusals = (self.route_refusal(kind, namespace) for kind in route_kinds(pipeline.spec.entry.route))
+        return next((refusal for refusal in refusals if refusal), "")
 
     def _build_settings(self) -> BuildSettings:
         return BuildSettings(

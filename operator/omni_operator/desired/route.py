@@ -1,45 +1,49 @@
 """The route to a pipeline from outside the cluster: a GRPCRoute, an HTTPRoute or an Ingress, and its URL. Pure.
 
 It has the name of the stable Service, to which it leads, so it stays the same in rollouts, and controllers' own
-policies (timeouts, TLS to the backend, authentication) can attach to it.
+policies (timeouts, authentication) can attach to it. So has the BackendTLSPolicy, by which Gateways speak TLS to an
+entry that has a certificate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from omni_kube.objects import Manifest, ObjectKind
 from omni_operator.desired.build_settings import Owner
 from omni_operator.desired.metadata import build_child
 from omni_operator.desired.pod_settings import to_plain
-from omni_operator.kinds import INGRESSES, ROUTE_KINDS
+from omni_operator.kinds import BACKEND_TLS, INGRESSES, ROUTE_KINDS
 from omni_operator.names import child_labels, entry_service_name
-from omni_proto.pipeline.types.entry import EntryRoute, GatewayApiRoute, IngressRoute
+from omni_proto.pipeline.types.entry import BackendTls, EntryRoute, GatewayApiRoute, IngressRoute
 from omni_proto.pod_contract import GRPC_PORT
 
 HTTP_PORT: Final = 80
 HTTPS_PORT: Final = 443
 
 
-def route_kind(route: EntryRoute | None) -> ObjectKind | None:
-    """Returns the kind of the route's object; None if the resource asks for no route that this operator knows."""
+def route_kinds(route: EntryRoute | None) -> list[ObjectKind]:
+    """Returns the kinds of the route's objects, the route itself first; none if the resource asks for no route that
+    this operator knows."""
     if route is not None and route.gateway_api is not None:
-        return ROUTE_KINDS[route.gateway_api.kind]
-    return INGRESSES if route is not None and route.ingress is not None else None
+        return [ROUTE_KINDS[route.gateway_api.kind], *([BACKEND_TLS] if route.gateway_api.backend_tls else [])]
+    return [INGRESSES] if route is not None and route.ingress is not None else []
 
 
 def build_route(owner: Owner, route: EntryRoute | None) -> list[Manifest]:
-    """Returns the route's object, or nothing if the resource asks for none."""
-    if route is None:
-        return []
-    if route.gateway_api is not None:
-        kind, spec = ROUTE_KINDS[route.gateway_api.kind], _gateway_api_spec(owner, route.gateway_api)
-    elif route.ingress is not None:
-        kind, spec = INGRESSES, _ingress_spec(owner, route.ingress)
-    else:
-        return []
+    """Returns the route's objects, or nothing if the resource asks for none."""
     name, labels = entry_service_name(owner.name), child_labels(owner.name)
-    return [build_child(kind.kind, name, owner, labels, {"spec": spec}, route.annotations)]
+
+    def build(kind: str, spec: Manifest, annotations: Mapping[str, str] | None = None) -> Manifest:
+        return build_child(kind, name, owner, labels, {"spec": spec}, annotations)
+
+    if route is not None and (api := route.gateway_api) is not None:
+        policies = [build(BACKEND_TLS.kind, _backend_tls_spec(owner, api.backend_tls))] if api.backend_tls else []
+        return [*policies, build(api.kind, _gateway_api_spec(owner, api), route.annotations)]
+    if route is not None and route.ingress is not None:
+        return [build(INGRESSES.kind, _ingress_spec(owner, route.ingress), route.annotations)]
+    return []
 
 
 def _gateway_api_spec(owner: Owner, route: GatewayApiRoute) -> Manifest:
@@ -49,6 +53,17 @@ def _gateway_api_spec(owner: Owner, route: GatewayApiRoute) -> Manifest:
         **({"hostnames": route.hostnames} if route.hostnames else {}),
         # Without matches a rule takes every call, those to grpc.health.v1 and reflection included.
         "rules": [{"backendRefs": [backend]}],
+    }
+
+
+def _backend_tls_spec(owner: Owner, tls: BackendTls) -> Manifest:
+    service = entry_service_name(owner.name)
+    return {
+        "targetRefs": [{"group": "", "kind": "Service", "name": service}],
+        "validation": {
+            "hostname": tls.hostname or f"{service}.{owner.namespace}.svc",
+            "caCertificateRefs": [{"group": "", **to_plain(ref)} for ref in tls.ca_certificate_refs],
+        },
     }
 
 

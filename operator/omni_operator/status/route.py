@@ -1,16 +1,16 @@
 """Judges the route from outside the cluster: what its controllers say about it, or why it is not there. Pure.
 
-A Gateway's controller answers in status.parents of a GRPCRoute or HTTPRoute, one entry for each parentRef. An Ingress
-only gets an address.
+A Gateway's controller answers in status.parents of a GRPCRoute or HTTPRoute, one entry for each parentRef, and in
+status.ancestors of a BackendTLSPolicy, one for each Gateway. An Ingress only gets an address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from omni_kube.objects import Manifest, is_terminating, value_at
-from omni_operator.desired.route import route_kind
+from omni_operator.desired.route import route_kinds
 from omni_operator.kinds import INGRESSES
 from omni_operator.names import entry_service_name
 from omni_operator.reasons import Reason
@@ -28,8 +28,47 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "UnsupportedProtocol": "the Gateway does not speak to the Service's appProtocol: kubernetes.io/h2c, or https if "
     "entry.tls is set; look up how its implementation is configured to",
     "BackendNotFound": "wait until the Service exists",
+    **dict.fromkeys(
+        ("InvalidCACertificateRef", "NoValidCACertificate"),
+        "caCertificateRefs of backendTls must name objects of this namespace with the key ca.crt",
+    ),
+    "InvalidKind": "the Gateway's implementation reads CAs from ConfigMaps only; copy ca.crt into one",
+    "Conflicted": "an older BackendTLSPolicy is about the same Service; delete it",
 }
 """What to do about the reasons that the Gateway API defines for Accepted and ResolvedRefs."""
+
+
+class _Form(NamedTuple):
+    """Where controllers answer in an object's status, and what their conditions mean."""
+
+    entries: str
+    ref: str
+    parts: int
+    """How many parts of a reference must agree; see _identity."""
+    reasons: Mapping[str, Reason]
+    """What False of a condition means, the most telling condition first."""
+    needed: tuple[str, ...]
+    """Conditions that must be True."""
+    knows: str
+
+
+_ROUTE: Final = _Form(
+    "parents",
+    "parentRef",
+    4,
+    {"Accepted": Reason.ROUTE_REFUSED, "ResolvedRefs": Reason.ROUTE_UNRESOLVED},
+    ("Accepted", "ResolvedRefs"),
+    "the kind (entry.route.gatewayApi.kind)",
+)
+# A policy's controller may name the Gateway without the listener. ResolvedRefs came later, so not all of them say it.
+_POLICY: Final = _Form(
+    "ancestors",
+    "ancestorRef",
+    2,
+    {"ResolvedRefs": Reason.ROUTE_UNRESOLVED, "Accepted": Reason.ROUTE_UNRESOLVED},
+    ("Accepted",),
+    "BackendTLSPolicy v1",
+)
 
 
 def judge_route(
@@ -39,8 +78,8 @@ def judge_route(
 
     plan: the writes of the route. unwatched: why the operator cannot keep it. errors: writes that failed.
     """
-    kind = route_kind(pipeline.spec.entry.route)
-    if kind is None:
+    kinds = route_kinds(pipeline.spec.entry.route)
+    if not kinds:
         return None
     if unwatched:
         return Verdict(False, Reason.ROUTE_UNAVAILABLE, unwatched)
@@ -48,14 +87,22 @@ def judge_route(
         return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(foreign, observed.namespace))
     if errors:
         return Verdict(False, Reason.APPLY_FAILED, describe_errors(errors))
-    name = f"{kind.kind} {entry_service_name(observed.name)}"
-    live = observed.child(kind.kind, entry_service_name(observed.name))
-    if live is None or not observed.owns(live) or is_terminating(live):
-        return Verdict(False, Reason.ROUTE_PENDING, f"{name} is not written yet")
-    return _judge_ingress(name, live) if kind is INGRESSES else _judge_parents(name, live)
+    found: list[Manifest] = []
+    for kind in kinds:
+        live = observed.child(kind.kind, entry_service_name(observed.name))
+        if live is None or not observed.owns(live) or is_terminating(live):
+            name = f"{kind.kind} {entry_service_name(observed.name)}"
+            return Verdict(False, Reason.ROUTE_PENDING, f"{name} is not written yet")
+        found.append(live)
+    return _judge_ingress(*found) if kinds[0] is INGRESSES else _judge_parents(*found)
 
 
-def _judge_ingress(name: str, live: Manifest) -> Verdict:
+def _title(live: Manifest) -> str:
+    return f"{live['kind']} {live['metadata']['name']}"
+
+
+def _judge_ingress(live: Manifest) -> Verdict:
+    name = _title(live)
     points: Sequence[Mapping[str, Any]] = value_at(live, "status", "loadBalancer", "ingress", default=())
     addresses = [address for point in points if (address := point.get("hostname") or point.get("ip"))]
     if addresses:
@@ -68,12 +115,14 @@ def _judge_ingress(name: str, live: Manifest) -> Verdict:
     )
 
 
-def _judge_parents(name: str, live: Manifest) -> Verdict:
+def _judge_parents(live: Manifest, policy: Manifest | None = None) -> Verdict:
+    name = _title(live)
     wanted: Sequence[Mapping[str, Any]] = value_at(live, "spec", "parentRefs", default=())
     if not wanted:
         return Verdict(False, Reason.ROUTE_PENDING, f"{name} is too large to be read; remove what others added to it")
     namespace = live["metadata"]["namespace"]
-    verdicts = [_judge_parent(name, live, ref, _describe_parent(ref, namespace)) for ref in wanted]
+    verdicts = [_judge_parent(live, _ROUTE, ref) for ref in wanted]
+    verdicts += [_judge_parent(policy, _POLICY, ref) for ref in wanted if policy is not None]
     order = (Reason.ROUTE_REFUSED, Reason.ROUTE_UNRESOLVED, Reason.ROUTE_PENDING)
     failed = sorted((one for one in verdicts if not one.holds), key=lambda one: order.index(one.reason))
     if failed:
@@ -82,12 +131,13 @@ def _judge_parents(name: str, live: Manifest) -> Verdict:
     return Verdict(True, Reason.ACCEPTED, f"{name} is accepted by {gateways}")
 
 
-def _judge_parent(name: str, live: Manifest, ref: Mapping[str, Any], gateway: str) -> Verdict:
-    """Returns the verdict of the controllers of one parentRef. One that accepts the route is enough."""
-    verdicts = [_judge_conditions(name, gateway, conditions) for conditions in _answers(live, ref)]
+def _judge_parent(live: Manifest, form: _Form, ref: Mapping[str, Any]) -> Verdict:
+    """Returns the verdict of the controllers of one parentRef. One that accepts the object is enough."""
+    name, gateway = _title(live), _describe_parent(ref, live["metadata"]["namespace"])
+    verdicts = [_judge_conditions(name, gateway, form, conditions) for conditions in _answers(live, form, ref)]
     pending = (
         f"no controller has answered for {gateway}; check that it exists, that a controller runs for its class, and "
-        "that this controller knows the kind (entry.route.gatewayApi.kind)"
+        f"that this controller knows {form.knows}"
     )
     return next(
         (one for one in verdicts if one.holds),
@@ -95,21 +145,21 @@ def _judge_parent(name: str, live: Manifest, ref: Mapping[str, Any], gateway: st
     )
 
 
-def _answers(live: Manifest, ref: Mapping[str, Any]) -> Iterator[dict[str, Mapping[str, Any]]]:
-    """Yields each controller's conditions about a parentRef, by type, if they are about the route's present spec."""
+def _answers(live: Manifest, form: _Form, ref: Mapping[str, Any]) -> Iterator[dict[str, Mapping[str, Any]]]:
+    """Yields each controller's conditions about a parentRef, by type, if they are about the object's present spec."""
     namespace, generation = live["metadata"]["namespace"], live["metadata"].get("generation", 0)
-    for parent in value_at(live, "status", "parents", default=()):
-        if _identity(parent.get("parentRef") or {}, namespace) == _identity(ref, namespace):
+    wanted = _identity(ref, namespace)[: form.parts]
+    for entry in value_at(live, "status", form.entries, default=()):
+        if _identity(entry.get(form.ref) or {}, namespace)[: form.parts] == wanted:
             yield {
                 condition.get("type", ""): condition
-                for condition in parent.get("conditions") or ()
+                for condition in entry.get("conditions") or ()
                 if condition.get("observedGeneration", generation) >= generation
             }
 
 
-def _judge_conditions(name: str, gateway: str, conditions: Mapping[str, Mapping[str, Any]]) -> Verdict:
-    kinds = {"Accepted": Reason.ROUTE_REFUSED, "ResolvedRefs": Reason.ROUTE_UNRESOLVED}
-    for kind, reason in kinds.items():
+def _judge_conditions(name: str, gateway: str, form: _Form, conditions: Mapping[str, Mapping[str, Any]]) -> Verdict:
+    for kind, reason in form.reasons.items():
         condition = conditions.get(kind, {})
         if condition.get("status") == "False" and condition.get("reason") != "Pending":
             why, remedy = str(condition.get("reason", "")), _REMEDIES.get(str(condition.get("reason")), "")
@@ -117,7 +167,7 @@ def _judge_conditions(name: str, gateway: str, conditions: Mapping[str, Mapping[
             return Verdict(
                 False, reason, f"{name}: {gateway} says {kind}=False, {why}: {said}" + (f"; {remedy}" if remedy else "")
             )
-    if all(conditions.get(kind, {}).get("status") == "True" for kind in kinds):
+    if all(conditions.get(kind, {}).get("status") == "True" for kind in form.needed):
         return Verdict(True, Reason.ACCEPTED, name)
     return Verdict(False, Reason.ROUTE_PENDING, f"{name}: the controller of {gateway} has not taken it over yet")
 

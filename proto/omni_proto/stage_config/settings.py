@@ -64,16 +64,16 @@ class EngineArgs(ConfigModel):
     max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
     """Longest sequence of prompt and output together, in tokens. Default: the model's maximum."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Maximum number of requests that the engine runs in one step."""
+    """Maximum number of requests that the engine runs in one step. Default: set by the component, else by vLLM."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Maximum number of tokens that the engine computes in one step."""
+    """Maximum number of tokens that the engine computes in one step. Default: set by the component, else by vLLM."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     """Type of weights and activations. Default: set by the component, else by the checkpoint."""
     quantization: Literal["awq", "gptq", "fp8", "compressed-tensors"] | None = None
     """Quantization of the weights. Default: set by the checkpoint. fp8 also quantizes a checkpoint that is not
     quantized, while it loads. The others need a checkpoint of their format."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    """Type of the KV cache."""
+    """Type of the KV cache. Default: auto, that of the activations."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Memory of the KV cache in MiB. Default: the part of gpuMemoryUtilization that weights and activations do not
     need."""
@@ -82,7 +82,7 @@ class EngineArgs(ConfigModel):
     kvCacheMemoryMib is set. Default: 0.92, as in vLLM. Stages that share a GPU need both fields
     (docs/gpu-sizing.md)."""
     enforce_eager: bool | None = None
-    """Run without CUDA graphs and compilation."""
+    """Run without CUDA graphs and compilation. Default: set by the component, else true on a CPU and false on a GPU."""
     enable_prefix_caching: bool | None = None
     """Reuse the KV cache of equal prefixes. Default: as in vLLM, true if the model supports it. A stage whose hidden
     states are read also reuses their rows (rowsCacheMib); it refuses true if its component cannot do so."""
@@ -91,7 +91,7 @@ class EngineArgs(ConfigModel):
     limits.maxInflightBytes. Without the rows, a prefix is computed again. Default: a quarter of that limit."""
     enable_prompt_embeds: bool | None = None
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
-    text requests down. Only for an entry stage whose rows no other stage reads."""
+    text requests down. Only for an entry stage whose rows no other stage reads. Default: false."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
     """Cache of processed media in MiB, and another as large of decoded media, so that repeated media are neither
     decoded nor processed again. This memory comes on top of limits.maxInflightBytes. Default: 0, no cache."""
@@ -99,7 +99,7 @@ class EngineArgs(ConfigModel):
     """Maximum share of the engine's time for encoding images, audio and video while requests without media to encode
     wait for tokens. Default: 0.5. 1 sets no limit, as in vLLM; the throughput of media is then highest."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
-    """How weights are loaded; dummy means random weights, for tests of size and speed."""
+    """How weights are loaded; dummy means random weights, for tests of size and speed. Default: safetensors."""
     tool_call_parser: ParserName | None = None
     """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one, requests offer no tools."""
     reasoning_parser: ParserName | None = None
@@ -116,9 +116,9 @@ class SamplingDefaults(ConfigModel):
     """Sampling parameters with vLLM's names. A value that is not set comes from the component, else from the model."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 is greedy."""
+    """Randomness of the choice of tokens; 0 always takes the most likely one."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample only from the smallest set of tokens whose probabilities add up to this."""
+    """Sample only from the smallest set of most likely tokens whose probabilities add up to this."""
     top_k: Annotated[int, Field(ge=-1, le=1_048_576)] | None = None
     """Number of most likely tokens to sample from; -1 or 0 means all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -130,13 +130,13 @@ class SamplingDefaults(ConfigModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Above 0 discourages tokens in proportion to how often they are in the output."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    """Seed of the stage."""
+    """Seed of the random numbers: equal requests then get equal answers. Default: random."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Maximum number of tokens to generate."""
     min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
     """Minimum number of tokens to generate before a stop token counts."""
     ignore_eos: bool | None = None
-    """Continue after the end-of-sequence token."""
+    """Whether to continue after the end-of-sequence token."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
     """Additional token ids that end the output."""
     stop: (

@@ -52,7 +52,10 @@ def test_rights_are_those_of_the_plain_manifests(helm: Helm, values: Mapping[str
     ("values", "gone"),
     [
         ({"metrics": {"podMonitors": {"enabled": False}}}, [["podmonitors"]]),
-        ({"operator": {"forbiddenFields": ["env", "entry.route"]}}, [["ingresses"], ["grpcroutes", "httproutes"]]),
+        (
+            {"operator": {"forbiddenFields": ["env", "entry.route"]}},
+            [["ingresses"], ["grpcroutes", "httproutes", "backendtlspolicies"]],
+        ),
     ],
     ids=["PodMonitors", "routes"],
 )

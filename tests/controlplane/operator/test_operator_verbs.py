@@ -120,12 +120,14 @@ def test_verbs(
         wait_settled(api)
         # A route of each kind, whose labels somebody removes, then none.
         gateways = {"parentRefs": [{"name": "public"}]}
-        for kind, route in (
-            ("GRPCRoute", {"gatewayApi": gateways}),
-            ("HTTPRoute", {"gatewayApi": {**gateways, "kind": "HTTPRoute"}}),
-            ("Ingress", {"ingress": {"host": "omni.example.com"}}),
+        sealed = {**gateways, "backendTls": {"caCertificateRefs": [{"name": "cas"}]}}
+        for kind, entry in (
+            ("GRPCRoute", {"route": {"gatewayApi": gateways}}),
+            ("BackendTLSPolicy", {"route": {"gatewayApi": sealed}, "tls": {"secretName": "tls"}}),
+            ("HTTPRoute", {"route": {"gatewayApi": {**gateways, "kind": "HTTPRoute"}}}),
+            ("Ingress", {"route": {"ingress": {"host": "omni.example.com"}}}),
         ):
-            api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}, entry={"route": route}))
+            api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}, entry=entry))
             eventually(lambda kind=kind: api.find(kind, "omni"))
             api.patch(kind, "omni", {"metadata": {"labels": None}})
             eventually(lambda kind=kind: "labels" in api.get(kind, "omni")["metadata"])

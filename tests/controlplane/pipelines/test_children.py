@@ -114,6 +114,7 @@ PARENTS = [
     {"name": "a", "namespace": "b", "sectionName": "c"},
     {"name": "a", "namespace": "b", "sectionName": "d", "port": 443},
 ]
+BACKEND_TLS = {"hostname": "a.example", "caCertificateRefs": [{"name": "a"}, {"kind": "Secret", "name": "a"}]}
 PIPELINES = {
     **{sample.stem: load_pipeline(sample) for sample in SAMPLES},
     "everything": make_pipeline(
@@ -126,6 +127,14 @@ PIPELINES = {
     "suspended": make_single(replicas=0, spec={"suspend": True}),
     "routed": make_single(
         spec={"entry": {"route": {"gatewayApi": {"parentRefs": PARENTS, "hostnames": ["a.example", "*.b.example"]}}}}
+    ),
+    "routed with TLS to the entry": make_single(
+        spec={
+            "entry": {
+                "tls": {"secretName": "a"},
+                "route": {"gatewayApi": {"parentRefs": PARENTS, "backendTls": BACKEND_TLS}},
+            }
+        }
     ),
     "routed by HTTP": make_single(
         spec={"entry": {"route": {"gatewayApi": {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}}}}

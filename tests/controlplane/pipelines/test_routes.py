@@ -19,7 +19,7 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
-from support.controlplane.server.api import Api, Manifest, eventually
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 
@@ -33,8 +33,9 @@ INGRESS = {
 }
 
 
-def routed(route: Manifest | None, **spec: Any) -> Manifest:
-    entry = {"entry": {"route": route}} if route else {}
+def routed(route: Manifest | None, tls: Manifest | None = None, **spec: Any) -> Manifest:
+    given = {"route": route, "tls": tls}
+    entry = {"entry": {name: value for name, value in given.items() if value}} if route else {}
     return build_pipeline(stages=[build_stage("thinker", outputs=["Text"])], **entry, **spec)
 
 
@@ -45,7 +46,8 @@ def wait_route(api: Api, kind: str) -> Manifest:
 
 
 def answer(api: Api, kind: str, accepted: str = "Accepted", resolved: str = "ResolvedRefs") -> None:
-    """Writes what a Gateway's controller says about the route's present spec. accepted, resolved: the reasons."""
+    """Writes what a Gateway's controller says about the present spec of a route, or of the policy for the Gateway.
+    accepted, resolved: the reasons."""
     route = wait_route(api, kind)
     conditions = [
         {
@@ -58,8 +60,18 @@ def answer(api: Api, kind: str, accepted: str = "Accepted", resolved: str = "Res
         }
         for name, reason in (("Accepted", accepted), ("ResolvedRefs", resolved))
     ]
-    parent = {"parentRef": route["spec"]["parentRefs"][0], "controllerName": "example.com/gateways"}
-    api.patch(kind, "omni", {"status": {"parents": [{**parent, "conditions": conditions}]}}, subresource="status")
+    said = {"controllerName": "example.com/gateways", "conditions": conditions}
+    if kind == "BackendTLSPolicy":
+        ref = {"group": GROUP, "kind": "Gateway", **PARENT}
+        status: Manifest = {"ancestors": [{"ancestorRef": ref, **said}]}
+    else:
+        status = {"parents": [{"parentRef": route["spec"]["parentRefs"][0], **said}]}
+    api.patch(kind, "omni", {"status": status}, subresource="status")
+
+
+def wait_message(api: Api, words: str) -> None:
+    """Waits until RouteAccepted says so."""
+    eventually(lambda: words in condition_of(api.get("OmniPipeline", "omni"), "RouteAccepted")["message"], why=words)
 
 
 def may(api: Api, verb: str) -> bool:
@@ -150,6 +162,36 @@ def test_what_a_gateway_says_is_in_the_status(api: Api, gateway_api: None, opera
     assert "sectionName must be specified" in invalid["message"]
     api.replace_spec(routed(GATEWAY))
     wait_condition(api, "RouteAccepted", status="False", reason="RoutePending")
+    wait_idle(operator)
+    wait_settled(api)
+
+
+def test_gateways_speak_tls_to_an_entry_with_a_certificate(
+    api: Api, gateway_api: None, operator: OperatorProcess
+) -> None:
+    tls = {"secretName": "tls"}
+    with pytest.raises(ApiError, match=r"set route\.gatewayApi\.backendTls, or remove entry\.tls"):
+        api.apply(routed(GATEWAY, tls), strict=True)
+    sealed = {"gatewayApi": {**GATEWAY["gatewayApi"], "backendTls": {"caCertificateRefs": [{"name": "cas"}]}}}
+    api.apply(routed(sealed, tls), strict=True)
+    policy = wait_route(api, "BackendTLSPolicy")
+    assert policy["spec"]["validation"]["hostname"] == f"omni.{api.namespace}.svc"
+    answer(api, "GRPCRoute")
+    wait_message(api, "BackendTLSPolicy omni: no controller has answered for Gateway gateways/public")
+    answer(api, "BackendTLSPolicy", accepted="NoValidCACertificate", resolved="InvalidCACertificateRef")
+    unresolved = wait_condition(api, "RouteAccepted", status="False", reason="RouteUnresolved")
+    assert "caCertificateRefs of backendTls must name objects of this namespace" in unresolved["message"]
+    answer(api, "BackendTLSPolicy")
+    wait_condition(api, "RouteAccepted", status="True", reason="Accepted")
+    # Somebody edits it, and deletes it.
+    change = [{"op": "replace", "path": "/spec/validation/hostname", "value": "other.example"}]
+    api.patch("BackendTLSPolicy", "omni", change)
+    eventually(lambda: api.get("BackendTLSPolicy", "omni")["spec"] == policy["spec"], why="the edit is undone")
+    api.delete("BackendTLSPolicy", "omni")
+    wait_route(api, "BackendTLSPolicy")
+
+    api.replace_spec(routed(GATEWAY))
+    eventually(lambda: api.find("BackendTLSPolicy", "omni") is None, why="the policy goes with the field")
     wait_idle(operator)
     wait_settled(api)
 

@@ -126,9 +126,10 @@ def find_source(name: str) -> Path:
 
 
 def gateway_api_crds() -> list[Path]:
-    """Returns the published CRDs of routes, of the Gateway API's standard channel."""
+    """Returns the published CRDs of what the operator and the chart write, of the Gateway API's standard channel."""
     folder = find_source("gateway-api") / "config" / "crd" / "standard"
-    return [folder / f"gateway.networking.k8s.io_{plural}.yaml" for plural in ("grpcroutes", "httproutes")]
+    kinds = ("grpcroutes", "httproutes", "backendtlspolicies")
+    return [folder / f"gateway.networking.k8s.io_{plural}.yaml" for plural in kinds]
 
 
 def list_missing(names: Iterable[str]) -> set[str]:

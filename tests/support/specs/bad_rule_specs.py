@@ -6,6 +6,7 @@ from typing import Final
 
 from support.specs.spec_edits import (
     LETTERS,
+    NGINX,
     S0,
     S1,
     TERM,
@@ -24,6 +25,7 @@ _CIRCLE = "stages read one another in a circle: "
 _ANTI = f"{S0}.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector"
 
 
+_CA = {"caCertificateRefs": [{"name": "cas"}]}
 _EXTRA = f"{S0}.extraEngineArgs"
 
 BAD_RULES: Final[dict[str, Bad]] = {
@@ -289,6 +291,32 @@ BAD_RULES: Final[dict[str, Bad]] = {
         (edit("spec/entry/route", {"gatewayApi": {"parentRefs": [{"name": "a"}]}, "ingress": {"host": "a.example"}}),),
         "spec.entry.route",
         "2 of gatewayApi, ingress are set; set exactly one",
+    ),
+    "a Gateway that would speak plaintext": Bad(
+        (
+            edit("spec/entry/tls", {"secretName": "a"}),
+            edit("spec/entry/route/gatewayApi", {"parentRefs": [{"name": "a"}]}),
+        ),
+        "spec.entry.route.gatewayApi",
+        "Gateways must speak TLS to the pipeline; set route.gatewayApi.backendTls, or remove entry.tls",
+    ),
+    "a Gateway that would speak TLS to an entry without": Bad(
+        (edit("spec/entry/route/gatewayApi", {"parentRefs": [{"name": "a"}], "backendTls": _CA}),),
+        "spec.entry.route.gatewayApi.backendTls",
+        "backendTls needs entry.tls, without which the pipeline speaks plaintext",
+    ),
+    "an Ingress that would speak plaintext": Bad(
+        (edit("spec/entry/tls", {"secretName": "a"}), edit("spec/entry/route/ingress", {"host": "a.example"})),
+        "spec.entry.route.ingress",
+        f"set its annotation for that in route.annotations or service.annotations, e.g. {NGINX}: GRPCS",
+    ),
+    "ingress-nginx that would speak plaintext": Bad(
+        (
+            edit("spec/entry/tls", {"secretName": "a"}),
+            edit("spec/entry/route", {"ingress": {"host": "a.example"}, "annotations": {NGINX: "GRPC"}}),
+        ),
+        "spec.entry.route.ingress",
+        "the Ingress controller must speak TLS to the pipeline",
     ),
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),

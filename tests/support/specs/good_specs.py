@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from support.specs.spec_edits import (
     LETTERS,
+    NGINX,
     Document,
     Edit,
     edit,
@@ -254,6 +255,28 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     ),
     "entry behind a Gateway without GRPCRoute": (
         edit("spec/entry/route/gatewayApi", {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}),
+    ),
+    "entry with a certificate behind a Gateway": (
+        edit("spec/entry/tls", {"secretName": "omni-tls"}),
+        edit(
+            "spec/entry/route/gatewayApi",
+            {
+                "parentRefs": [{"name": "a"}],
+                "backendTls": {
+                    "hostname": "omni.example.com",
+                    "caCertificateRefs": [{"name": "cas"}, {"kind": "Secret", "name": "omni-tls"}],
+                },
+            },
+        ),
+    ),
+    "entry with a certificate behind ingress-nginx": (
+        edit("spec/entry/tls", {"secretName": "omni-tls"}),
+        edit("spec/entry/route", {"ingress": {"host": "a.example"}, "annotations": {NGINX: "GRPCS"}}),
+    ),
+    "entry with a certificate behind a controller that reads the Service": (
+        edit("spec/entry/tls", {"secretName": "omni-tls"}),
+        edit("spec/entry/service/annotations", {"projectcontour.io/upstream-protocol.tls": "50051"}),
+        edit("spec/entry/route/ingress", {"host": "a.example"}),
     ),
     "entry behind an Ingress": (
         edit(

@@ -141,6 +141,8 @@ YAML_WORDS: dict[str, Any] = {
 }
 """Plain YAML scalar -> the value that kubectl reads."""
 
+NGINX = "nginx.ingress.kubernetes.io/backend-protocol"
+"""The annotation by which ingress-nginx speaks another protocol than HTTP/1.1 to a Service."""
 LETTERS = "abcdefghijklmnopq"
 """17 stage names."""
 TERM = (

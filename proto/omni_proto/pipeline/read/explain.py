@@ -60,6 +60,7 @@ _FIELD_HINTS: Final = {
     "securitycontext": "user and groups are set by podSecurityContext; everything else of it is set by the operator",
     "extravolumes": "volumes are set by volumes and volumeMounts",
     **dict.fromkeys(("classname", "parentrefs", "httproute", "grpcroute"), "a route is spec.entry.route"),
+    "backendtlspolicy": "TLS behind a route is spec.entry.route.gatewayApi.backendTls",
     "extraenv": "variables are set by env and envFrom",
     **dict.fromkeys(("autoscaling", "minreplicas", "maxreplicas"), "pods follow the load by stages[].scaling"),
     **dict.fromkeys(

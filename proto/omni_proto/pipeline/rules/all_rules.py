@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from omni_proto.pipeline.rules.components import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
-from omni_proto.pipeline.rules.entry import ENTRY_ROUTE_RULES, ENTRY_SERVICE_RULES
+from omni_proto.pipeline.rules.entry import ENTRY_ROUTE_RULES, ENTRY_RULES, ENTRY_SERVICE_RULES
 from omni_proto.pipeline.rules.graph import GRAPH_RULES
 from omni_proto.pipeline.rules.pods import (
     BUDGET_RULES,
@@ -317,6 +317,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
         ZERO_RULE,
     ),
     api.Model: _MODEL,
+    entry.Entry: ENTRY_RULES,
     entry.EntryService: ENTRY_SERVICE_RULES,
     entry.EntryRoute: ENTRY_ROUTE_RULES,
     pods.PodSettings: _POD_SETTINGS,

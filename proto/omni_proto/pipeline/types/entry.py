@@ -13,6 +13,7 @@ from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     NAMESPACE_PATTERN,
     SUBDOMAIN,
+    SUBDOMAIN_PATTERN,
     AnnotationValue,
     LabelKey,
     SubdomainName,
@@ -62,6 +63,24 @@ class ParentReference(ConfigModel):
     """Port of its listeners. Default: every port."""
 
 
+class CaCertificateReference(ConfigModel):
+    """An object in the pipeline's namespace with certificates of CAs under the key ca.crt."""
+
+    kind: Literal["ConfigMap", "Secret"] = "ConfigMap"
+    """Kind of the object. Not every implementation of the Gateway API reads Secrets."""
+    name: SubdomainName
+    """Name of the object."""
+
+
+class BackendTls(ConfigModel):
+    """How the Gateways check the certificate of the entry: a BackendTLSPolicy with the pipeline's name."""
+
+    hostname: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN_PATTERN)] | None = None
+    """Name for which the certificate must be valid. Default: PIPELINE.NAMESPACE.svc."""
+    ca_certificate_refs: Annotated[list[CaCertificateReference], Field(min_length=1, max_length=8)]
+    """CAs that may have signed it. Every implementation takes one ConfigMap."""
+
+
 class GatewayApiRoute(ConfigModel):
     """A route of the Gateway API."""
 
@@ -73,6 +92,8 @@ class GatewayApiRoute(ConfigModel):
     hostnames: Annotated[list[Host], Field(max_length=16, json_schema_extra=LIST_SET)] = Field(default_factory=list)
     """Host names by which clients call the pipeline. All pipelines have the same paths, so these
     distinguish them. Default: those of the listener."""
+    backend_tls: BackendTls | None = None
+    """TLS between the Gateways and the entry; needed if the entry has tls. Default: plaintext."""
 
 
 class IngressRoute(ConfigModel):

@@ -331,11 +331,12 @@ class PodSettings(ConfigModel):
     pod_disruption_budget: DisruptionBudget | None = None
     """How many pods of a stage may be evicted together. Default: one, for stages with two or more replicas."""
     shm_size: Quantity | None = None
-    """Size limit of /dev/shm, which counts towards the pod's memory. Default: 2Gi for each GPU."""
+    """Size limit of /dev/shm, which counts towards the pod's memory. Default: 2Gi for each GPU, and 2Gi
+    without any."""
     compile_cache: CompileCache | None = None
     """Volume on which pods share compiled code. Default: each pod compiles for itself."""
     startup_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
-    """Longest time from the start of the stage server until it is ready. Default: 600, and 1200 for each GPU, at most
-    3600."""
+    """Longest time in seconds from the start of the stage server until it is ready. Default: 600 and 1200 more for each
+    GPU, but at most 3600."""
     termination_grace_period_seconds: Annotated[int, Field(ge=30, le=90_000)] | None = None
-    """Time between SIGTERM and SIGKILL, at least timeouts.request of the pipeline and 30. Default: the sum of both."""
+    """Seconds between SIGTERM and SIGKILL. Default and smallest value: the pipeline's timeouts.request plus 30."""

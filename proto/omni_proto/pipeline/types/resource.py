@@ -125,11 +125,11 @@ class StageTimeouts(ConfigModel):
     """Time limits of one stage, in seconds."""
 
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest time between two engine steps with unfinished requests. Default: set by the component."""
+    """Longest time in seconds between two engine steps with unfinished requests. Default: set by the component."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest wait in the engine's queue. Default: set by the component."""
+    """Longest wait in the engine's queue, in seconds. Default: set by the component; none for autoregressive stages."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Time limit for decoding a request's media, and separately for converting them to engine input."""
+    """Seconds for decoding a request's media, and as many for converting them to engine input."""
 
 
 class Stage(PodSettings):
@@ -150,7 +150,7 @@ class Stage(PodSettings):
     resources: Resources = Resources()
     """Resources of one pod; limits["nvidia.com/gpu"] is the GPU count. Default: none, the stage runs on the CPU."""
     engine_args: EngineArgs = EngineArgs()
-    """Arguments of the engine."""
+    """Arguments of the engine. What is left out comes from the component, else from vLLM."""
     extra_engine_args: ExtraEngineArgs = Field(default_factory=dict)
     """Further arguments of vLLM by its own names, e.g. attention_backend: FLASH_ATTN, or cpu_offload_gb: 8; true and
     false in quotes. Only where the operator's setting allow-extra-engine-args is on. They are not tested here, and may
@@ -160,9 +160,10 @@ class Stage(PodSettings):
     )
     """The upstream stage that this stage reads from; empty for the entry stage."""
     outputs: Annotated[list[Modality], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
-    """Modalities that the stage returns to the client."""
+    """Modalities that the stage returns to the client. Default: none."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling parameters for requests that set none."""
+    """Sampling parameters for requests that set none. What is left out comes from the component, else from the
+    checkpoint's generation_config.json."""
     limits: Limits = Limits()
     """Limits of one pod."""
     timeouts: StageTimeouts = StageTimeouts()
@@ -173,7 +174,7 @@ class PipelineTimeouts(ConfigModel):
     """Time limits of the whole pipeline, in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Maximum duration of a request. If the caller's deadline is earlier, it applies instead."""
+    """Longest duration of a request, in seconds. If the caller's deadline is earlier, it applies instead."""
 
 
 class Rollout(ConfigModel):
@@ -220,7 +221,7 @@ class PipelineSpec(ConfigModel):
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
     objectives: Objectives | None = None
-    """What the pipeline's clients are promised."""
+    """What the pipeline's clients are promised. Default: nothing; each bound is optional."""
     suspend: bool = False
     """If true, the pipeline runs no pods. All its other objects are kept."""
 

@@ -56,6 +56,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers", True),
     "GRPCRoute": ("gateway.networking.k8s.io/v1", "grpcroutes", True),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes", True),
+    "BackendTLSPolicy": ("gateway.networking.k8s.io/v1", "backendtlspolicies", True),
     "Ingress": ("networking.k8s.io/v1", "ingresses", True),
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors", True),
 }

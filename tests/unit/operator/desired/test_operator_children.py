@@ -35,7 +35,12 @@ LONGEST_PIPELINE_AND_STAGE = 54
 """The largest number of characters that the CRD allows for PIPELINE-STAGE."""
 
 ROUTES = (
-    {"gatewayApi": {"parentRefs": [{"name": "a"}]}},
+    {
+        "gatewayApi": {
+            "parentRefs": [{"name": "a"}],
+            "backendTls": {"caCertificateRefs": [{"name": "a"}]},
+        }
+    },
     {"gatewayApi": {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}},
     {"ingress": {"host": "a.example"}},
 )
@@ -47,7 +52,7 @@ class TestEveryChild:
     CHILDREN = [
         *build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()])),
         build_scale_target(OWNER, "talker"),
-        *(build_route(OWNER, EntryRoute.model_validate(route))[0] for route in ROUTES),
+        *(child for route in ROUTES for child in build_route(OWNER, EntryRoute.model_validate(route))),
     ]
 
     def test_kinds_and_numbers(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from omni_operator.desired.route import route_url
+from omni_operator.kinds import ROUTE_KINDS
 from support.operator.operator_pipelines import OWNER, build_all, make_single, pick
 
 PARENTS = [{"name": "public", "namespace": "gateways", "port": 8443}, {"name": "inner"}]
@@ -69,7 +70,36 @@ def test_route(route: dict[str, Any], kind: str, spec: dict[str, Any], url: str)
     assert route_url(pipeline.spec.entry.route) == url
 
 
+@pytest.mark.parametrize(
+    ("given", "validation"),
+    [
+        (
+            {"caCertificateRefs": [{"name": "cas"}]},
+            {
+                "hostname": f"demo.{OWNER.namespace}.svc",
+                "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "cas"}],
+            },
+        ),
+        (
+            {"hostname": "b.example", "caCertificateRefs": [{"kind": "Secret", "name": "tls"}]},
+            {"hostname": "b.example", "caCertificateRefs": [{"group": "", "kind": "Secret", "name": "tls"}]},
+        ),
+    ],
+    ids=["default host name", "own host name"],
+)
+def test_policy_by_which_gateways_speak_tls(given: dict[str, Any], validation: dict[str, Any]) -> None:
+    route = {"gatewayApi": {"parentRefs": [{"name": "a"}], "backendTls": given}, "annotations": {"a/b": "c"}}
+    children = build_all(make_single(spec={"entry": {"tls": {"secretName": "tls"}, "route": route}}))
+    policy = pick(children, "BackendTLSPolicy")
+    assert policy["metadata"]["name"] == "demo"
+    assert "a/b" not in policy["metadata"]["annotations"], "the annotations are those of the route"
+    target = {"group": "", "kind": "Service", "name": "demo"}
+    assert policy["spec"] == {"targetRefs": [target], "validation": validation}
+    kinds = [child["kind"] for child in children]
+    assert kinds.index("BackendTLSPolicy") < kinds.index("GRPCRoute"), "no Gateway may speak plaintext meanwhile"
+
+
 def test_without_a_route() -> None:
     kinds = {child["kind"] for child in build_all(make_single())}
-    assert not kinds & {"GRPCRoute", "HTTPRoute", "Ingress"}
+    assert not kinds & ROUTE_KINDS.keys()
     assert route_url(None) == ""

@@ -22,11 +22,21 @@ from support.operator.operator_pipelines import OWNER, build_all, make_single, p
 PIPELINE = {"metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1}}
 FAR, NEAR = {"name": "far", "namespace": "infra", "sectionName": "grpc"}, {"name": "near"}
 GATEWAYS = make_single(spec={"entry": {"route": {"gatewayApi": {"parentRefs": [FAR, NEAR]}}}})
+TLS = make_single(
+    spec={
+        "entry": {
+            "tls": {"secretName": "a"},
+            "route": {
+                "gatewayApi": {"parentRefs": [FAR], "backendTls": {"caCertificateRefs": [{"name": "cas"}]}},
+            },
+        }
+    }
+)
 INGRESS = make_single(spec={"entry": {"route": {"ingress": {"host": "a.example"}}}})
 
 
 def said(ref: dict[str, Any], generation: int = 2, **conditions: str) -> dict[str, Any]:
-    """Returns a controller's entry for a parentRef: condition type -> its status, or its reason if it is False."""
+    """Returns a controller's entry for a Gateway: condition type -> its status, or its reason if it is False."""
     entries = [
         {
             "type": kind,
@@ -38,7 +48,7 @@ def said(ref: dict[str, Any], generation: int = 2, **conditions: str) -> dict[st
         for kind, value in conditions.items()
     ]
     full = {"group": "gateway.networking.k8s.io", "kind": "Gateway", **ref}
-    return {"parentRef": full, "controllerName": "example.com/c", "conditions": entries}
+    return {"parentRef": full, "ancestorRef": full, "controllerName": "example.com/c", "conditions": entries}
 
 
 OK = {"Accepted": "True", "ResolvedRefs": "True"}
@@ -82,13 +92,33 @@ PARENTS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 }
 
 
-def judge(pipeline: Any, kind: str, status: dict[str, Any] | None, **given: Any) -> Verdict | None:
-    """Returns the verdict on a live route with a status, as the store keeps it."""
+POLICIES: dict[str, tuple[list[dict[str, Any]] | None, str, str]] = {
+    # name: (entries of the policy's status.ancestors; None without a policy, reason, words of the message)
+    "not written": (None, "RoutePending", "BackendTLSPolicy demo is not written yet"),
+    "nobody": ([], "RoutePending", "and that this controller knows BackendTLSPolicy v1"),
+    "accepted": ([said(FAR, **OK)], "Accepted", "GRPCRoute demo is accepted by Gateway infra/far"),
+    "by the Gateway as a whole": ([said({**FAR, "sectionName": None}, **OK)], "Accepted", ""),
+    "without ResolvedRefs": ([said(FAR, Accepted="True")], "Accepted", ""),
+    "another Gateway's answer": ([said(NEAR, **OK)], "RoutePending", "has answered for Gateway infra/far"),
+    "before the last change": ([said(FAR, 1, **OK)], "RoutePending", "has not taken it over yet"),
+    "no ConfigMap": (
+        [said(FAR, Accepted="NoValidCACertificate", ResolvedRefs="InvalidCACertificateRef")],
+        "RouteUnresolved",
+        "BackendTLSPolicy demo: Gateway infra/far, listener grpc says ResolvedRefs=False, InvalidCACertificateRef: "
+        "about ResolvedRefs; caCertificateRefs of backendTls must name objects of this namespace with the key ca.crt",
+    ),
+    "no Secrets": ([said(FAR, Accepted="True", ResolvedRefs="InvalidKind")], "RouteUnresolved", "from ConfigMaps only"),
+    "another policy": ([said(FAR, Accepted="Conflicted")], "RouteUnresolved", "an older BackendTLSPolicy is about"),
+}
+
+
+def judge(pipeline: Any, status: dict[str, Any] | None, **given: Any) -> Verdict | None:
+    """Returns the verdict on live objects with a status each, by kind, as the store keeps them."""
     children: dict[ChildKey, Manifest] = {}
-    if status is not None:
+    for kind, found in (status or {}).items():
         live = pick(build_all(pipeline), kind)
         live = {**live, "metadata": {**live["metadata"], "generation": 2, "uid": "r", "resourceVersion": "7"}}
-        kept = slim_seen({**live, "status": status})
+        kept = slim_seen({**live, "status": found})
         assert not can_slim(kept), "the status must stay"
         children[key_of(kept)] = kept
     return judge_route(pipeline, Observed(PIPELINE, children), given.pop("plan", Plan()), **given)
@@ -96,7 +126,16 @@ def judge(pipeline: Any, kind: str, status: dict[str, Any] | None, **given: Any)
 
 @pytest.mark.parametrize(("parents", "reason", "words"), PARENTS.values(), ids=PARENTS)
 def test_gateways(parents: list[dict[str, Any]], reason: str, words: str) -> None:
-    verdict = judge(GATEWAYS, "GRPCRoute", {"parents": parents})
+    verdict = judge(GATEWAYS, {"GRPCRoute": {"parents": parents}})
+    assert verdict is not None
+    assert (verdict.holds, verdict.reason) == (reason == "Accepted", reason)
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize(("ancestors", "reason", "words"), POLICIES.values(), ids=POLICIES)
+def test_tls_to_the_entry(ancestors: list[dict[str, Any]] | None, reason: str, words: str) -> None:
+    policy = {} if ancestors is None else {"BackendTLSPolicy": {"ancestors": ancestors}}
+    verdict = judge(TLS, {"GRPCRoute": {"parents": [said(FAR, **OK)]}, **policy})
     assert verdict is not None
     assert (verdict.holds, verdict.reason) == (reason == "Accepted", reason)
     assert words in verdict.message
@@ -111,7 +150,7 @@ def test_gateways(parents: list[dict[str, Any]], reason: str, words: str) -> Non
     ids=["no address", "addresses"],
 )
 def test_ingress(points: list[dict[str, str]], reason: str, words: str) -> None:
-    verdict = judge(INGRESS, "Ingress", {"loadBalancer": {"ingress": points}})
+    verdict = judge(INGRESS, {"Ingress": {"loadBalancer": {"ingress": points}}})
     assert verdict is not None
     assert (verdict.holds, verdict.reason) == (reason == "Accepted", reason)
     assert words in verdict.message
@@ -126,11 +165,11 @@ def test_what_keeps_it_from_being_written() -> None:
         ({"plan": taken}, "ChildConflict", "kubectl delete -n models ingress/demo"),
         ({"errors": refused}, "ApplyFailed", "writing Ingress demo failed: no right"),
     ):
-        verdict = judge(INGRESS, "Ingress", None, **given)
+        verdict = judge(INGRESS, None, **given)
         assert verdict is not None
         assert (verdict.holds, verdict.reason) == (False, reason)
         assert words in verdict.message
 
 
 def test_no_route_no_condition() -> None:
-    assert judge(make_single(), "Ingress", None) is None
+    assert judge(make_single(), None) is None

@@ -62,6 +62,18 @@ def test_every_field_is_described() -> None:
     assert [path for path, node in named.items() if "\n" in node["description"]] == []
 
 
+def test_the_plan_for_v1beta1_names_every_field_without_a_unit_or_quantity(request: pytest.FixtureRequest) -> None:
+    page = (request.config.rootpath / "docs" / "adr" / "kubernetes.md").read_text()
+    plan = page.partition("## 0043")[2].partition("\n## ")[0]
+    for path, node in FIELDS.items():
+        name, said = path.rpartition(".")[2], node.get("description", "")
+        is_time = node.get("type") in ("integer", "number") and re.search(
+            r"\b[Ss]econds\b(?! between)|in seconds", said
+        )
+        if path.startswith("spec.") and ((is_time and not name.endswith("Seconds")) or name.endswith(("Bytes", "Mib"))):
+            assert f"`{name}`" in plan or f".{name}`" in plan, path
+
+
 def test_every_field_is_bounded() -> None:
     bounds = {
         "string": {"maxLength", "enum"},
