@@ -30,6 +30,8 @@ CONTENT_HASH_LENGTH: Final = 10
 STAGE_CONTAINER: Final = "stage"
 """Container that runs the stage server."""
 FETCH_CONTAINER: Final = "fetch-model"
+TOKEN_VOLUME: Final = "hub-token"  # noqa: S105 - the name of a volume
+"""Volume with the key of the Secret that tokenSecretRef names."""
 """Init container that downloads a checkpoint."""
 
 

@@ -54,7 +54,6 @@ HOME_MOUNT: Final = "/home/omni"
 CACHE_MOUNT: Final = "/cache"
 COMPILE_VOLUME: Final = "compile-cache"
 COMPILE_MOUNT: Final = "/compile-cache"
-TOKEN_VOLUME: Final = "hub-token"  # noqa: S105 - the name of a volume
 TOKEN_MOUNT: Final = "/etc/omnipipeline-token"  # noqa: S105 - a path
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 TLS_VOLUME: Final = "tls"
@@ -94,7 +93,7 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
             # If the Secret is missing, the download reports it; otherwise the pod would hang in ContainerCreating.
             "optional": True,
         }
-        volumes.append({"name": TOKEN_VOLUME, "secret": secret})
+        volumes.append({"name": names.TOKEN_VOLUME, "secret": secret})
     if build.tls is not None:
         secret = {
             "secretName": build.tls.secret_name,
@@ -212,7 +211,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
     mounts = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}, *build_user_mounts(build)]
     if fetch.token is not None:
         args += ["--token-file", f"{TOKEN_MOUNT}/{TOKEN_FILE}"]
-        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
+        mounts.append({"name": names.TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
     # The image may set HF_HUB_OFFLINE=1 for the stage server.
     env = [*_common_env(), _variable("HF_HUB_OFFLINE", "0"), _variable("HF_HUB_DISABLE_TELEMETRY", "1")]
     if build.settings.hub_endpoint is not None:

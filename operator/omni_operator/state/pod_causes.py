@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
+from omni_operator.names import TOKEN_VOLUME
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import Cause, find_container_cause
 from omni_operator.state.container_wordings import ENDS
@@ -178,7 +179,7 @@ def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
             cause = find_container_cause(containers.get(entry["name"], {}), entry, init)
             if cause is not None:
                 found = True
-                yield cause
+                yield _name_secret(cause, spec)
     if found:
         return
     since = _in_setup_since(pod)
@@ -189,6 +190,16 @@ def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
             "FailedMount or FailedCreatePodSandBox",
         )
     yield from _readiness_causes(pod)
+
+
+def _name_secret(cause: Cause, spec: Manifest) -> Cause:
+    """Returns the cause, with the Secret of credentials that were refused."""
+    volumes = [volume for volume in spec.get("volumes") or () if volume.get("name") == TOKEN_VOLUME]
+    if cause.reason is not Reason.TOKEN_REJECTED or not volumes:
+        return cause
+    name = value_at(volumes[0], "secret", "secretName", default="")
+    keys = ", ".join(item["key"] for item in value_at(volumes[0], "secret", "items", default=()))
+    return replace(cause, message=f"{cause.message}; those in use are of Secret {name}, key {keys}")
 
 
 def _readiness_causes(pod: Manifest) -> Iterator[Cause]:

@@ -22,7 +22,7 @@ from omni_operator.kinds import (
     SLICE_MANAGER_LABEL,
     SLICE_SERVICE_LABEL,
 )
-from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_operator.names import DESIRED_HASH_ANNOTATION, TOKEN_VOLUME
 from omni_operator.state.observed import is_sealed
 from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
 from omni_proto.pipeline.types.scaling import STAGE_KIND
@@ -138,6 +138,8 @@ def _slim_pod(manifest: Manifest) -> Manifest:
         return _bare(manifest) | {"spec": {}}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     kept = _pod_spec(spec) | _pick(spec, "nodeName")
+    if token := next((one for one in spec.get("volumes") or () if one.get("name") == TOKEN_VOLUME), None):
+        kept["volumes"] = [*kept.get("volumes", ()), _pick(token, "name", "secret")]
     statuses = _pick(status, "phase", "reason", "message", "conditions", "podIP")
     for name in ("initContainerStatuses", "containerStatuses"):
         if name in status:

@@ -39,6 +39,8 @@ _PLAIN: Final = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE
 """object_store's variables that allow an endpoint without TLS. Options for the client replace them."""
 _RETRY: Final[Any] = {"max_retries": 5, "retry_timeout": timedelta(minutes=2)}
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})\b")
+_ENDED: Final = re.compile(r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</Code>")
+"""What S3 says with status 400 of a session that has ended."""
 _LOGIN_FIELD: Final = "model.tokenSecretRef"
 _CHANGED: Final = "was changed while it was downloaded; the next attempt lists it again"
 
@@ -101,9 +103,11 @@ class BucketSource:
         # object_store reports a refused list, unlike a refused object, only in the error's text.
         found = _STATUS.search(str(error)) if isinstance(error, BaseError) else None
         status = found[1] if found else ""
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in ("401", "403"):
+        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in ("401", "403")
+        if refused or (status == "400" and _ENDED.search(str(error))):
             return ConfigurationError(
-                f"{uri} was refused: the credentials are wrong or may not list and read it", field=_LOGIN_FIELD
+                f"{uri} was refused: the credentials are wrong, have expired, or may not list and read it",
+                field=_LOGIN_FIELD,
             )
         if isinstance(error, FileNotFoundError) or status == "404":
             return ConfigurationError(f"{uri} does not exist, or an object of it was deleted", field="model.uri")

@@ -77,18 +77,26 @@ class RegistrySource:
         """Downloads the rest of a layer. Its digest is checked afterwards."""
         if have >= file.size:
             return
-        # Tokens of registries are valid for minutes, so each file gets a new one. Some registries know no open ranges.
-        headers = self._authorize()
-        asked = {**headers, "Range": f"bytes=0-{file.size - 1}"}
-        try:
-            http_get(file.url, stream, resume_size=have, headers=asked)
-        except HfHubHTTPError as error:
-            if not have or error.response is None or error.response.status_code != 416:
-                raise
-            # And some know none.
-            stream.truncate(0)
-            stream.seek(0)
-            http_get(file.url, stream, headers=headers)
+        while True:
+            # Tokens of registries are valid for minutes, so each file gets a new one. Some registries know no open
+            # ranges.
+            headers = self._authorize()
+            asked = {**headers, "Range": f"bytes=0-{file.size - 1}"}
+            try:
+                http_get(file.url, stream, resume_size=have, headers=asked)
+                return
+            except HfHubHTTPError as error:
+                code = error.response.status_code if error.response is not None else 0
+                if code == 416 and have:
+                    # And some know none.
+                    stream.truncate(0)
+                    stream.seek(0)
+                    http_get(file.url, stream, headers=headers)
+                    return
+                # The connection broke, and the token had ended meanwhile: continue with a new one.
+                if code != 401 or stream.tell() <= have:
+                    raise
+                have = stream.tell()
 
     def explain(self, error: Exception, pinned: str | None) -> OmniStageError | None:
         """Returns what an answer of the registry means."""

@@ -112,10 +112,12 @@ def test_a_broken_transfer_resumes_where_it_stopped(
 def test_wrong_credentials_are_reported_and_not_shown(
     store: ObjectStore, proxy: TcpProxy, fill: Callable[..., str], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="credentials are wrong") as caught:
-        fetch(wanted(fill(), tmp_path), store.wrong)
-    assert caught.value.details.field == "model.tokenSecretRef"
-    assert "wwww" not in str(caught.value)
+    uri = fill()
+    for wrong in store.wrong:
+        with pytest.raises(ConfigurationError, match="credentials are wrong, have expired, or may") as caught:
+            fetch(wanted(uri, tmp_path), wrong)
+        assert caught.value.details.field == "model.tokenSecretRef"
+        assert not any(part in str(caught.value) for part in ("wwww", "sig=", "PRIVATE"))
 
 
 def test_an_object_that_changes_after_the_list_is_not_mixed_with_the_old_one(
@@ -163,8 +165,9 @@ def test_folders_without_a_checkpoint_and_too_many_objects_are_refused(
     uri = fill()
     with pytest.raises(ConfigurationError, match="there is no such folder"):
         fetch(wanted(f"{uri}/none", tmp_path), store.right)
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        fetch(wanted(f"{store.scheme}://no-such-bucket/x", tmp_path), store.right)
+    if store.scheme != "gs":  # fake-gcs-server answers 500, unlike Google
+        with pytest.raises(ConfigurationError, match="does not exist"):
+            fetch(wanted(f"{store.scheme}://no-such-bucket/x", tmp_path), store.right)
     monkeypatch.setattr(buckets, "MAX_OBJECTS", 3)
     with pytest.raises(ConfigurationError, match="more than 3 objects"):
         fetch(wanted(uri, tmp_path), store.right)

@@ -121,7 +121,7 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
     "token refused": (
         pod(inits=[backed_off(ended(78, said("InvalidConfiguration", GATED, "model.tokenSecretRef")), "fetch-model")]),
         Reason.TOKEN_REJECTED,
-        ["is gated", "spec.model.tokenSecretRef"],
+        ["is gated", "spec.model.tokenSecretRef", "those in use are of Secret hf-token, key token"],
         True,
     ),
     "no certificate": (

@@ -48,6 +48,7 @@ def pod(
         "spec": {
             "containers": [stage],
             "initContainers": [{"name": "fetch-model", "image": IMAGE}],
+            "volumes": [{"name": "hub-token", "secret": {"secretName": "hf-token", "items": [{"key": "token"}]}}],
             **({"nodeName": "gpu-1"} if scheduled else {}),
         },
         "status": {

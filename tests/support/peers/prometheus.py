@@ -15,7 +15,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from tools.observability.grafana import Dashboard
 from tools.observability.rules.rule import Alert
 
 from omni_cli.local.ports import pick_ports
+from support.processes.foreign_programs import find_debian_programs
 from support.processes.polling import PATIENCE_S
 from support.processes.process import ChildProcess
 
@@ -31,15 +31,9 @@ ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "helm" / "omnipipeline" / "files" / "rules" / "omnipipeline.yaml"
 
 
-@cache
 def prometheus_program(name: str) -> str:
-    """Returns the path of `prometheus` or `promtool`. Downloads Debian's package if they are not installed.
-
-    Raises AssertionError if the download fails; the message says what to install.
-    """
-    done = subprocess.run(["sh", str(ROOT / "tools" / "prometheus.sh")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return str(Path(done.stdout.strip()) / name)
+    """Returns the path of `prometheus` or `promtool`; see find_debian_programs."""
+    return str(find_debian_programs("prometheus", "prometheus", "promtool") / name)
 
 
 def run_promtool(*arguments: str | Path) -> str:

@@ -1,4 +1,5 @@
-"""Third-party clients, each in its own environment in the cache, with a program that uses the client.
+"""Third-party clients, each in its own environment in the cache, with a program that uses the client, and programs of
+Debian's packages.
 
 `tests/data/clients/NAME` has the program `cases.*` and its requirements in package.json or requirements.txt.
 """
@@ -11,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,18 @@ def run_cases(name: str, folder: Path, *arguments: str, program: str = "cases") 
         raise AssertionError(f"{name} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     gave: dict[str, Any] = json.loads(done.stdout)
     return gave
+
+
+@cache
+def find_debian_programs(package: str, *programs: str) -> Path:
+    """Returns the folder of programs. Downloads Debian's package if they are not installed.
+
+    Raises AssertionError if the download fails; the message says what to install.
+    """
+    command = ["sh", str(ROOT / "tools" / "debian_programs.sh"), package, *programs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
 
 
 def install_package(name: str) -> Path:

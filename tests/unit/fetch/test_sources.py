@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.exceptions import GenericError
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.checkpoint import FetchRequest, open_source
@@ -100,3 +101,15 @@ def test_layers_with_names_are_files() -> None:
 def test_manifests_that_are_no_files_are_reported(manifest: object, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         read_files(json.dumps(manifest).encode(), "oci://r/x", "base")
+
+
+def test_a_session_of_s3_that_ended_is_the_login_s_fault_and_other_bad_requests_are_not() -> None:
+    source = open_source(request_of("s3://b/x"), "[default]\naws_access_key_id=1\naws_secret_access_key=2")
+    said = "Server returned non-2xx status code: 400 Bad Request: <Error><Code>%s</Code></Error>"
+    fields = {}
+    for code in ("ExpiredToken", "InvalidToken", "InvalidRequest"):
+        error = source.explain(GenericError(said % code), None)
+        assert error is not None
+        fields[code] = error.details.field
+    login = "model.tokenSecretRef"
+    assert fields == {"ExpiredToken": login, "InvalidToken": login, "InvalidRequest": "model.uri"}

@@ -55,6 +55,7 @@ def test_almost_nothing_of_foreign_objects_is_kept(kind: ObjectKind) -> None:
 
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
 PIPELINE = OWNER | {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline"}
+TOKEN = {"name": "hub-token", "secret": {"secretName": "s", "items": [{"key": "k"}]}}
 VARIABLE = {"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 
 
@@ -175,7 +176,7 @@ def test_of_a_pod_the_fields_that_show_causes_are_kept() -> None:
         spec={
             "nodeName": "n",
             "containers": [{"name": "stage", "image": "i", "args": ["x"], "resources": {"limits": {"memory": "1Gi"}}}],
-            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}],
+            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}, TOKEN],
         },
         status={
             "phase": "Running",
@@ -189,7 +190,7 @@ def test_of_a_pod_the_fields_that_show_causes_are_kept() -> None:
     assert slim["spec"] == {
         "nodeName": "n",
         "containers": [{"name": "stage", "image": "i", "resources": {"limits": {"memory": "1Gi"}}}],
-        "volumes": [{"configMap": {"name": "m"}}],
+        "volumes": [{"configMap": {"name": "m"}}, TOKEN],
     }
     assert slim["status"]["containerStatuses"] == [
         {"name": "stage", "ready": False, "state": {"terminated": {"reason": "OOMKilled"}}}
