@@ -118,7 +118,7 @@ schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built
 	@$(PY) -m tools.export_schemas
 
 chart: setup ## Regenerate the chart's values.schema.json and README, and its copy of the operator's RBAC rules
-	@$(PY) tools/chart_docs.py
+	@$(PY) -m tools.chart_docs
 
 manifests: chart ## Regenerate manifests/operator.yaml from the chart (builds helm once)
 	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) tools/render_manifests.py --helm "$$helm"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.json_text import format_json
 
 from omni_gateway.settings import GatewaySettings
 from omni_operator.process.settings import describe_bounds
@@ -212,8 +213,8 @@ def render() -> dict[Path, str]:
     if missing:
         raise SystemExit(f"values.yaml: no description (`# -- ...`) of {', '.join(missing)}")
     return {
-        CHART / "values.schema.json": json.dumps(build_schema(values, notes), indent=2) + "\n",
-        CHART / "files" / "defaults.json": json.dumps(list_defaults(values, notes), indent=2) + "\n",
+        CHART / "values.schema.json": format_json(build_schema(values, notes)),
+        CHART / "files" / "defaults.json": format_json(list_defaults(values, notes)),
         CHART / "README.md": build_readme(values, notes, chart),
         CHART / "files" / "operator-rules.yaml": read_operator_rules((MANIFESTS / "rbac" / "cluster.yaml").read_text()),
     }

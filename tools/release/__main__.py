@@ -15,7 +15,7 @@ from tools.release.version import ROOT, ReleaseError, cut, read_version
 
 GENERATED = (
     ("-m", "tools.export_schemas"),
-    ("tools/chart_docs.py",),
+    ("-m", "tools.chart_docs"),
     ("tools/render_goldens.py",),
 )
 

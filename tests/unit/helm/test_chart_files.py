@@ -18,7 +18,8 @@ CHART = ROOT / "helm" / "omnipipeline"
 
 def test_generated_files_are_not_stale() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "chart_docs.py"), "--check"],
+        [sys.executable, "-m", "tools.chart_docs", "--check"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
