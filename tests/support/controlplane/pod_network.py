@@ -89,8 +89,8 @@ class Kubelet:
         self._number = 0
         self._hosts = Path(os.environ[_INSIDE])
         self._base = self._hosts.read_text()
-        self.starts: list[tuple[str, float]] = []
-        """Stage, and seconds until ready, of each pod that became ready."""
+        self.starts: list[tuple[str, float, float]] = []
+        """Stage, start in seconds of a monotonic clock, and seconds until ready, of each pod that became ready."""
         self.failures: list[str] = []
         """Ends of stage servers that nobody asked for."""
         self.peak: dict[str, int] = {}
@@ -179,7 +179,7 @@ class Kubelet:
             del self._pods[uid]
         elif pod.ready_s is None and pod.address_file.exists():
             pod.ready_s = time.monotonic() - pod.began
-            self.starts.append((pod.stage, pod.ready_s))
+            self.starts.append((pod.stage, pod.began, pod.ready_s))
             set_ready(self._api, manifest)
 
     def _patch(self, name: str, status: Mapping[str, Any]) -> None:
