@@ -17,6 +17,7 @@ variable for it accepts only fork and spawn.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import logging
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def _find_hindrance() -> str:
         return "only Linux ends a fork with its parent"
     if not first <= sys.version_info[:2] <= last:
         return "this version of Python may have a different fork server"
-    if torch.cuda.is_initialized() or _holds_open("/dev/nvidia-uvm"):
+    if torch.cuda.is_initialized() or cuda_is_in_use():
         return "CUDA is in use, and does not survive a fork"
     if threading.active_count() > 1:
         return f"threads run already: {', '.join(sorted(thread.name for thread in threading.enumerate()))}"
@@ -149,15 +150,22 @@ def _find_hindrance() -> str:
     return ""
 
 
-def _holds_open(device: str, descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Returns whether this process has a device file open. A library that calls cuInit opens it without torch's
-    knowledge."""
-    for descriptor in descriptors.iterdir():
-        # The descriptor that listed the directory is closed by now.
-        with suppress(FileNotFoundError):
-            if descriptor.readlink() == Path(device):
-                return True
-    return False
+def cuda_is_in_use(driver: str = "libcuda.so.1") -> bool:
+    """Returns whether any library has initialized CUDA's driver in this process.
+
+    torch knows only of its own calls; and open device files prove nothing, because NVML, which survives a fork, has
+    some too. `driver`: file name of the driver's library.
+    """
+    try:
+        # Finds the library only if this process has loaded it already.
+        library = ctypes.CDLL(driver, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return int(library.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p()))) != _NOT_INITIALIZED
+
+
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED, which every function of the driver returns until cuInit was called."""
 
 
 def _fork_template() -> None:

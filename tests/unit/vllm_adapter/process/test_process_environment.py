@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from pathlib import Path
 
 from omni_stage.vllm_adapter.process.env import apply_environment, usable_cpus
-from omni_stage.vllm_adapter.process.template import _holds_open
+from omni_stage.vllm_adapter.process.template import cuda_is_in_use
 
 
 def applied(tmp_path: Path, *devices: str, **given: str) -> dict[str, str]:
@@ -31,10 +33,13 @@ def test_no_kernel_is_compiled_to_sample_unless_asked_for(tmp_path: Path) -> Non
     assert applied(tmp_path, VLLM_USE_FLASHINFER_SAMPLER="1")["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
-def test_an_open_device_is_seen(tmp_path: Path) -> None:
-    device = tmp_path / "nvidia-uvm"
-    device.touch()
-    assert not _holds_open(str(device))
-    with device.open():
-        assert _holds_open(str(device))
-    assert not _holds_open(str(device))
+def test_a_driver_that_any_library_initialized_is_seen(tmp_path: Path) -> None:
+    """A library that is loaded is not yet in use: vLLM loads NVIDIA's to count GPUs."""
+    driver = tmp_path / "libcuda-of-a-test.so.1"
+    source = "static int code = 3; int cuInit(void) { return code = 0; } int cuCtxGetCurrent(void *at) { return code; }"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", driver, "-"], input=source, text=True, check=True)
+    assert not cuda_is_in_use(str(driver)), "it is not loaded"
+    library = ctypes.CDLL(str(driver))
+    assert not cuda_is_in_use(str(driver))
+    library.cuInit()
+    assert cuda_is_in_use(str(driver))
