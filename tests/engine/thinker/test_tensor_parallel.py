@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from support.engines.omni_stages import ROWS_TOLERANCE, run_omni_stages
+from support.models.qwen3_chain import talking
 from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 
@@ -32,3 +34,16 @@ async def test_two_shards_answer_as_one(make_tiny_checkpoint: Callable[..., Path
             "talker", thinker.tensors, settings.voice, **greedy, max_tokens=settings.talker_tokens
         )
     assert talker.token_ids == expected.codec_token_ids
+
+
+async def test_two_shards_predict_the_same_frames(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """Each of Qwen3-Omni's talkers has a whole code predictor, whose codes are part of its next input."""
+    checkpoint = make_tiny_checkpoint(0, "wide", "qwen3_omni")
+    prompt, settings = ReferencePrompt("What is this?"), Qwen3Settings()
+    expected = load_qwen3_reference(checkpoint).run(prompt, settings)
+    greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
+    async with run_omni_stages(checkpoint, "thinker", family="qwen3_omni") as stages:
+        thinker = await stages.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
+    async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", tensor_parallel_size=2) as stages:
+        talker = await stages.ask("talker", thinker.tensors, settings.voice, **talking(settings))
+    assert talker.tensors["codes"].tolist() == expected.codes.tolist()

@@ -27,6 +27,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsMRoPE
@@ -209,6 +210,8 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         codes = self._graphed.predict(
             sampled.hidden_states, self.codec_embedding(tokens), chosen[:, 0].bool(), chosen[:, 1], chosen[:, 2]
         )
+        # Every rank predicts. One differing code would divide their input, and so their later tokens, for good.
+        codes = get_tp_group().broadcast(codes)
         self._codes.write(sampled.request_ids, places, codes)
         return {"codes": torch.cat([tokens.unsqueeze(1), codes], dim=1)}
 
