@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,13 @@ def draw(model: Any, frames: int, streams: int = 1, seed: int = 0) -> torch.Tens
 
 
 def chunks(context: Context) -> Iterator[Finding]:
-    """Compares chunks of 1, 4 and 25 frames with one forward. Silent audio fails, because it would prove nothing."""
+    """Compares chunks of 1, 4 and 25 frames with one forward, on a GPU also with the kernels of the CUDA graphs.
+
+    Silent audio fails, because it would prove nothing.
+    """
     from benchmarks.gpu.token2wav.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+    from omni_stage.models.qwen3_omni.code2wav.operators import PlainOperators
 
     model = load(context.device, context.out.parent)
     frames = FRAMES if context.on_gpu else CPU_FRAMES
@@ -71,20 +76,27 @@ def chunks(context: Context) -> Iterator[Finding]:
         expected = model(codes)[:, 0]
         peak = float(expected.abs().max())
         yield Finding(f"peak {peak:.3f}", "peak>0.01", ok=peak > 0.01, name="audible")
-        for size in SIZES:
+        kinds: dict[str, Any] = {"": PlainOperators}
+        if context.on_gpu:
+            from omni_stage.models.qwen3_omni.code2wav.kernels import FusedOperators
+
+            kinds["_fused"] = FusedOperators
+        for size, kind in product(SIZES, kinds):
             decoder = ChunkDecoder(model)
             states = decoder.layout.zeros(1, decoder.device)
             audio: list[torch.Tensor] = []
             for begin in range(0, frames, size):
                 place = torch.tensor([begin], device=decoder.device)
-                samples, states = decoder.advance(codes[:, :, begin : begin + size], place, states)
+                samples, states = decoder.advance(codes[:, :, begin : begin + size], place, states, kinds[kind])
                 audio.append(samples if begin else samples[:, decoder.lookahead :])
             ours = torch.cat(audio, dim=1)
             if ours.shape != expected.shape:
-                yield Finding(f"{ours.shape[1]} samples", f"{expected.shape[1]} samples", ok=False, name=f"of_{size}")
+                yield Finding(
+                    f"{ours.shape[1]} samples", f"{expected.shape[1]} samples", ok=False, name=f"of_{size}{kind}"
+                )
                 continue
             limit = AUDIO_GPU if context.on_gpu else AUDIO_CPU
-            yield at_most(float((ours - expected).abs().max()), limit, name=f"of_{size}")
+            yield at_most(float((ours - expected).abs().max()), limit, name=f"of_{size}{kind}")
 
 
 def together(context: Context) -> Finding:
@@ -116,6 +128,7 @@ def speed(context: Context) -> Iterator[Finding]:
     real-time factor.
     """
     from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+    from omni_stage.models.qwen3_omni.code2wav.operators import PlainOperators
     from omni_stage.models.qwen3_omni.code2wav.steps import StepRunner
     from omni_stage.models.shared.graphs import CudaCapture
 
@@ -128,6 +141,8 @@ def speed(context: Context) -> Iterator[Finding]:
         torch.cuda.synchronize()
         data: dict[str, float] = {"held_bytes": torch.cuda.memory_allocated() - held}
         yield at_most(time.perf_counter() - began, START_S, name="warm_up", unit="s", data=data)
+        used = runner.operators.__name__
+        yield Finding(used, "FusedOperators", ok=runner.operators is not PlainOperators, name="kernels")
         for streams in AT_ONCE:
             for size in SPEED_SIZES:
                 first, later = _time_steps(runner, model, streams, size)

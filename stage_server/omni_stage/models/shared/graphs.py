@@ -32,6 +32,15 @@ def join_linear(layers: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.
     return join([layer.weight for layer in layers]), join(biases) if biases else None
 
 
+def add_linear(hidden: torch.Tensor, inputs: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
+    """Add a linear layer's output to `hidden` [n, positions, H] in place, as one kernel unless the layer has a bias.
+
+    Returns `hidden`. Not in place, the same would begin with a copy of it.
+    """
+    hidden.view(-1, hidden.shape[-1]).addmm_(inputs.flatten(0, 1), layer.weight.T)
+    return hidden if layer.bias is None else hidden.add_(layer.bias)
+
+
 def normalize(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
     """Returns the output of transformers' Qwen3OmniMoeRMSNorm or one like it, as one kernel."""
     return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
@@ -129,6 +138,14 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             output = function(*inputs)
         return Captured(inputs, output, graph.replay)
+
+
+def graph_sizes(maximum: int) -> tuple[int, ...]:
+    """Returns the batch sizes to capture: powers of two up to 16, multiples of 8 below `maximum`, and `maximum`.
+
+    A larger batch is computed for nearly as long as it is large, so it must not be padded much.
+    """
+    return (*(size for size in (1, 2, 4, 8, *range(16, maximum, 8)) if size < maximum), maximum)
 
 
 def next_size(size: int, sizes: Sequence[int]) -> int:

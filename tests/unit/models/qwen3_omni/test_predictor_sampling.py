@@ -23,12 +23,11 @@ from omni_stage.models.qwen3_omni.talker.predictor import (
     TOP_P,
     CodePredictor,
     GraphedPredictor,
-    graph_sizes,
     pick_tokens,
     uniform,
 )
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape, config_dict
-from omni_stage.models.shared.graphs import Captured, TensorFunction
+from omni_stage.models.shared.graphs import Captured, TensorFunction, graph_sizes
 from support.models.kernels import Launches
 
 DRAWS = 4000
@@ -210,7 +209,7 @@ def test_a_frame_from_a_graph_is_the_frame_itself() -> None:
             inputs = (hidden, first, torch.arange(count) % 2 == 0, torch.arange(count), torch.arange(count) + 9)
             assert torch.equal(graphed.predict(*inputs), predictor.predict(*inputs))
     assert replayed == [1, 2, 4, 6, 6]
-    assert (graph_sizes(1), graph_sizes(8), graph_sizes(48)) == ((1,), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 48))
+    assert (graph_sizes(1), graph_sizes(8), graph_sizes(40)) == ((1,), (1, 2, 4, 8), (1, 2, 4, 8, 16, 24, 32, 40))
 
 
 def test_a_frame_of_the_published_model_takes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +232,7 @@ def test_a_frame_of_the_published_model_takes_few_kernels(monkeypatch: pytest.Mo
         with Launches() as launches:
             predictor.predict(hidden, hidden, numbers.bool(), numbers, numbers)
     assert launches.refused == []
-    assert len(attended) + launches.count <= 1500
+    assert len(attended) + launches.count <= 1530, launches.kernels
 
 
 def test_the_models_own_parameters_stay_usable() -> None:

@@ -1,6 +1,6 @@
 """vLLM's mixture-of-experts kernel compiles for every supported GPU, and its tiles fit into the GPU's shared memory.
 
-Triton's compiler and the assembler that it brings need no GPU. We have no Triton kernels of our own.
+Triton's compiler and the assembler that it brings need no GPU. code2wav's kernels have a test of their own.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from vllm.model_executor.layers.fused_moe import fused_moe
 
+from support.models.kernels import SHARED_KIB, compile_for
+
 MOE = Path(fused_moe.__file__)
-SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
-"""Compute capability -> KiB of shared memory that one block may use: CUDA C++ Programming Guide, technical
-specifications per compute capability."""
 EXPERTS, THINKER, TALKER, HIDDEN = 128, 768, 384, 2048
 """Qwen3-Omni-30B-A3B: experts, and the width of an expert in thinker and talker."""
 CARDS = {"NVIDIA_H200": 90, "NVIDIA_H100_80GB_HBM3": 90, "NVIDIA_H20": 90, "NVIDIA_B200": 100}
@@ -73,7 +70,7 @@ def kernel(folder: Path) -> Any:
     return module.fused_moe_kernel
 
 
-def compiled(function: Any, tile: Tile, capability: int) -> Any:
+def check(function: Any, tile: Tile, capability: int) -> None:
     values = {**FIXED, **{name: size for name, size in tile if name.isupper()}}
     signature, constants, attributes = {}, {}, {}
     for index, name in enumerate(function.arg_names):
@@ -83,9 +80,7 @@ def compiled(function: Any, tile: Tile, capability: int) -> Any:
             signature[name] = POINTERS.get(name, "i32")
             attributes[(index,)] = [["tt.divisibility", 16]]
     options = {name: size for name, size in tile if not name.isupper()}
-    return triton.compile(
-        ASTSource(function, signature, constants, attributes), target=GPUTarget("cuda", capability, 32), options=options
-    )
+    compile_for(capability, ASTSource(function, signature, constants, attributes), options)
 
 
 def default_tiles() -> set[Tile]:
@@ -128,9 +123,3 @@ def test_every_default_tile_fits(capability: int, tmp_path_factory: pytest.TempP
 def test_every_tile_of_a_cards_table_fits(card: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     for tile in table_tiles(card):
         check(kernel(tmp_path_factory.getbasetemp()), tile, CARDS[card])
-
-
-def check(function: Any, tile: Tile, capability: int) -> None:
-    made = compiled(function, tile, capability)
-    assert made.asm["cubin"], "the assembler made no code"
-    assert made.metadata.shared <= SHARED_KIB[capability] * 1024, f"{tile} needs {made.metadata.shared} bytes"

@@ -9,7 +9,8 @@ All streams of a batch run alike, whether they begin or not. A stream that begin
 transposed convolution: they lie before its start. They are set to zero in each layer, as the padding of transformers'
 convolutions is, and its first `lookahead` samples are not part of its audio.
 
-Nothing here depends on values on the host, so a CUDA graph can hold all of it.
+Nothing here depends on values on the host, so a CUDA graph can hold all of it. Its time is mostly that of its nodes, so
+there are few: biases, residuals, activations, paddings and states of adjacent layers are one operator (operators.py).
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from omni_stage.models.qwen3_omni.code2wav.operators import AttentionShape, Operators, PlainOperators, Unfinished
 from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, read_layout
-from omni_stage.models.shared.graphs import join_linear, normalize
+from omni_stage.models.shared.graphs import add_linear, join_linear, normalize
 
 
 class ChunkDecoder:
     """A loaded Qwen3OmniMoeCode2Wav, run chunk by chunk. Holds no state. Make it after the weights are loaded."""
 
     def __init__(self, model: Any) -> None:
+        """Rearranges the weights of `model`, for fewer kernels: matrices that read the same input are joined, and
+        scales are multiplied into the matrices before them. The model's own parameters become views of the result."""
         self._model = model
-        self._window: int = model.config.sliding_window
         self.layout: StateLayout = read_layout(model)
         self._snakes = {
             id(module): (
@@ -46,7 +50,19 @@ class ChunkDecoder:
             join_linear((one.self_attn.q_proj, one.self_attn.k_proj, one.self_attn.v_proj)) for one in layers
         ]
         self._gates = [join_linear((layer.mlp.gate_proj, layer.mlp.up_proj)) for layer in layers]
-        """Matrices that read the same input are joined, for fewer kernels. The model's own become views of them."""
+        for layer in layers:
+            _scale_outputs(layer.self_attn.o_proj, layer.self_attn_layer_scale.scale)
+            _scale_outputs(layer.mlp.down_proj, layer.mlp_layer_scale.scale)
+        self._upsamplings = [_to_linear(upsampling.conv) for upsampling, _ in model.upsample]
+        for _, block in model.upsample:
+            _scale_outputs(block.pwconv2, block.gamma)
+        attention = layers[0].self_attn
+        _, _, kept_heads, kept, size = self.layout.attention
+        frequencies = model.pre_transformer.rotary_emb.inv_freq.float()
+        self._shape = AttentionShape(
+            kept + 1, model.config.num_attention_heads, kept_heads, size, attention.scaling, frequencies
+        )
+        self.codebook_size = int(model.config.codebook_size)
         self.lookahead = 0
         """Number of samples before the start of a stream that begins."""
         for module in model.decoder.modules():
@@ -60,7 +76,11 @@ class ChunkDecoder:
         return device
 
     def advance(
-        self, codes: torch.Tensor, positions: torch.Tensor, states: torch.Tensor
+        self,
+        codes: torch.Tensor,
+        positions: torch.Tensor,
+        states: torch.Tensor,
+        operators: type[Operators] = PlainOperators,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the audio float32 [streams, samples] of codes int64 [streams, groups, frames], and the new states.
 
@@ -71,117 +91,98 @@ class ChunkDecoder:
         behind = torch.empty_like(states)
         past_attention, past = self.layout.split(states)
         new_attention, new = self.layout.split(behind)
-        run = _Pass(iter(past), iter(new), (positions > 0).to(states.dtype)[:, None, None], self._snakes)
+        step = operators(self._shape, positions, codes.shape[-1])
         hidden = model.code_embedding(codes + model.code_offset).mean(1)
-        hidden = self._transform(hidden, positions, past_attention, new_attention).permute(0, 2, 1)
-        for upsampling, block in model.upsample:
-            # Kernel and stride are equal here, so the outputs of neighbouring inputs do not overlap.
-            hidden = run.next_block(block, upsampling(hidden))
+        hidden = self._transform(step, hidden, past_attention, new_attention)
+        run = _Pass(step, iter(zip(past, new, strict=True)), self._snakes)
+        for (_, block), (weight, bias) in zip(model.upsample, self._upsamplings, strict=True):
+            hidden = F.linear(hidden, weight, bias).view(len(hidden), -1, hidden.shape[-1])
+            hidden = run.next_block(block, hidden)
+        value = Unfinished(hidden.transpose(1, 2))
         for layer in model.decoder:
-            hidden = run.decode(layer, hidden)
-        return hidden[:, 0].clamp(min=-1, max=1), behind
+            value = run.decode(layer, value)
+        return step.close(value, run.before), behind
 
     def _transform(
-        self, hidden: torch.Tensor, positions: torch.Tensor, past: torch.Tensor, behind: torch.Tensor
+        self, step: Operators, hidden: torch.Tensor, past: torch.Tensor, behind: torch.Tensor
     ) -> torch.Tensor:
         """Returns the transformer's output [streams, frames, H]. Writes the new keys and values into `behind`."""
         transformer = self._model.pre_transformer
-        frames, kept = hidden.shape[1], self._window - 1
-        new = torch.arange(frames, device=hidden.device)
-        cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
-        half = cos.shape[-1] // 2
-        cos, sin = cos.unsqueeze(1), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
-        # Columns of keys: first `kept` columns of the past, then the new ones. Columns before the stream's first frame
-        # are masked.
-        column = torch.arange(kept + frames, device=hidden.device) - kept
-        reach = new[:, None] - column[None]
-        visible = (reach >= 0) & (reach < self._window)
-        mask = visible[None] & (column[None, None] + positions[:, None, None] >= 0)
-        mask = mask.unsqueeze(1)
         for index, layer in enumerate(transformer.layers):
-            attention = layer.self_attn
             joined = F.linear(normalize(hidden, layer.input_layernorm), *self._inputs[index])
-            heads = joined.view(*joined.shape[:2], -1, attention.head_dim).transpose(1, 2)
-            kept_heads = past.shape[3]
-            turning = heads.shape[1] - kept_heads
-            unturned = heads[:, :turning]
-            turned = torch.addcmul(unturned * cos, unturned.roll(half, -1), sin)
-            query, key = turned[:, :-kept_heads], turned[:, -kept_heads:]
-            window = torch.cat([past[:, index], torch.stack([key, heads[:, turning:]], dim=1)], dim=3)
-            behind[:, index].copy_(window[:, :, :, frames:])
-            mixed = F.scaled_dot_product_attention(
-                query,
-                window[:, 0],
-                window[:, 1],
-                attn_mask=mask,
-                scale=attention.scaling,
-                enable_gqa=query.shape[1] != kept_heads,
-            )
-            mixed = attention.o_proj(mixed.transpose(1, 2).flatten(2))
-            hidden = torch.addcmul(hidden, layer.self_attn_layer_scale.scale, mixed)
-            gate, up = F.linear(normalize(hidden, layer.post_attention_layernorm), *self._gates[index]).chunk(2, -1)
-            mixed = layer.mlp.down_proj(layer.mlp.act_fn(gate) * up)
-            hidden = torch.addcmul(hidden, layer.mlp_layer_scale.scale, mixed)
+            mixed = step.attend(joined, past[:, index], behind[:, index])
+            hidden = add_linear(hidden, mixed, layer.self_attn.o_proj)
+            joined = F.linear(normalize(hidden, layer.post_attention_layernorm), *self._gates[index])
+            hidden = add_linear(hidden, step.gate(joined), layer.mlp.down_proj)
         return normalize(hidden, transformer.norm)
+
+
+def _scale_outputs(layer: nn.Linear, scale: nn.Parameter) -> None:
+    """Multiply the outputs of a linear layer by `scale` in its own weights, in place, and set the scale to one."""
+    for parameter in layer.parameters():
+        parameter.data.mul_(scale.data.view(-1, *[1] * (parameter.dim() - 1)))
+    scale.data.fill_(1)
+
+
+def _to_linear(layer: nn.ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the weight and the bias of a linear layer that computes a transposed convolution whose kernel is its
+    stride: the outputs of neighbouring inputs do not overlap. The outputs of an input are one after another."""
+    inputs, outputs, stride = layer.weight.shape
+    weight = layer.weight.data.permute(2, 1, 0).reshape(-1, inputs)
+    layer.weight.data = weight.view(stride, outputs, inputs).permute(2, 1, 0)
+    return weight, layer.bias.detach().repeat(stride)
 
 
 @dataclass(slots=True)
 class _Pass:
     """One run of the convolutions, in the order of streams.read_layout."""
 
-    past: Iterator[torch.Tensor]
-    behind: Iterator[torch.Tensor]
-    """Where each convolution's new state goes."""
-    begun: torch.Tensor
-    """[streams, 1, 1]: 0 for a stream that begins in this chunk, else 1."""
+    step: Operators
+    states: Iterator[tuple[torch.Tensor, torch.Tensor]]
+    """Of each convolution: the state, and where the new one goes."""
     snakes: dict[int, tuple[torch.Tensor, torch.Tensor]]
     before: int = 0
     """Number of columns before the start of a stream that begins."""
 
     def next_block(self, block: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the output of transformers' Qwen3OmniMoeConvNeXtBlock."""
-        mixed = self._convolve(block.dwconv, hidden).permute(0, 2, 1)
-        mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
-        return hidden + (block.gamma * mixed).permute(0, 2, 1)
+        """Returns the output of transformers' Qwen3OmniMoeConvNeXtBlock: [streams, columns, channels], as `hidden`."""
+        normed, base = self.step.mix(block, hidden, *next(self.states))
+        # The bias is in the base.
+        weight = block.pwconv2.weight
+        base.view(-1, base.shape[-1]).addmm_(block.act(block.pwconv1(normed)).flatten(0, 1), weight.T)
+        return base
 
-    def decode(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def decode(self, layer: Any, value: Unfinished) -> Unfinished:
         """Returns the output of a layer of the decoder."""
         if hasattr(layer, "block"):
             for inner in layer.block:
-                hidden = self.decode(inner, hidden)
-            return hidden
+                value = self.decode(inner, value)
+            return value
         if hasattr(layer, "conv1"):
-            mixed = self._convolve(layer.conv1, self._activate(layer.act1, hidden))
-            return hidden + self._convolve(layer.conv2, self._activate(layer.act2, mixed))
-        if hasattr(layer, "left_pad"):
-            return self._convolve_transposed(layer, hidden)
+            value.snake = self.snakes[id(layer.act1)]
+            residual, joined = self._join(value)
+            value = self._convolve(layer.conv1, joined)
+            value.snake = self.snakes[id(layer.act2)]
+            _, joined = self._join(value)
+            value = self._convolve(layer.conv2, joined)
+            value.residual = residual
+            return value
         if hasattr(layer, "conv"):
-            return self._convolve(layer, hidden)
-        return self._activate(layer, hidden)
+            _, joined = self._join(value)
+            return self._convolve(layer, joined)
+        value.snake = self.snakes[id(layer)]
+        return value
 
-    def _activate(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns x + sin(a x) ** 2 / b of transformers' SnakeBeta; 0 stays 0."""
-        scale, height = self.snakes[id(layer)]
-        return torch.addcmul(hidden, height, (hidden * scale).sin_().square_())
+    def _join(self, value: Unfinished) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.step.join(value, *next(self.states), self.before)
 
-    def _convolve(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the output of a causal convolution of stride 1, with the past inputs in place of its padding."""
-        last, kept = next(self.past), next(self.behind)
-        if layer.padding:
-            hidden = torch.cat([last, hidden], dim=-1)
-            kept.copy_(hidden[..., hidden.shape[-1] - layer.padding :])
-        return self._clear(layer.conv(hidden))
-
-    def _convolve_transposed(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the output of a transposed convolution of kernel 2r and stride r: r values per pair of adjacent
-        inputs. The last input of the previous chunk is the first input here."""
-        joined = torch.cat([next(self.past), hidden], dim=-1)
-        next(self.behind).copy_(hidden[..., -1:])
-        self.before = (self.before + 1) * layer.conv.stride[0]
-        return self._clear(layer(joined))
-
-    def _clear(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Set what lies before a stream's start to zero, in place: a layer's bias is not zero there."""
-        if self.before:
-            hidden[..., : self.before].mul_(self.begun)
-        return hidden
+    def _convolve(self, layer: Any, joined: torch.Tensor) -> Unfinished:
+        """Returns the output of a causal convolution of stride 1; or of a transposed convolution of kernel 2r and
+        stride r: r values per pair of adjacent inputs. `joined` begins with the past inputs."""
+        conv = layer.conv
+        if hasattr(layer, "left_pad"):
+            self.before = (self.before + 1) * conv.stride[0]
+            hidden = F.conv_transpose1d(joined, conv.weight, stride=conv.stride, padding=layer.left_pad)
+        else:
+            hidden = F.conv1d(joined, conv.weight, dilation=conv.dilation, groups=conv.groups)
+        return Unfinished(hidden, conv.bias)

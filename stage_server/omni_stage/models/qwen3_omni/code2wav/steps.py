@@ -16,8 +16,9 @@ import torch
 
 from omni_stage.models.qwen3_omni.code2wav.component import MAX_BATCH
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.code2wav.operators import Operators, PlainOperators
 from omni_stage.models.qwen3_omni.code2wav.streams import BLANK, MAXIMUM_STREAMS, SCRATCH, StreamPool, Turn
-from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
+from omni_stage.models.shared.graphs import TOLERANCE, Capture, GraphedFunction, graph_sizes, next_size
 from omni_stage.vllm_adapter.worker.host_memory import to_device
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ STEP_FRAMES = 256
 """Maximum number of frames of all requests in one forward. In the published model a frame takes 14 MB at the widest
 layer (measured on an H200), so 64 requests with PIECE_FRAMES frames each would take 57 GB in one forward."""
 FRAME_SIZES = (1, 2, 4, 8, 16, 32, PIECE_FRAMES)
-STREAM_SIZES = (1, 2, 4, 8, 16, 32, MAX_BATCH)
+STREAM_SIZES = graph_sizes(MAX_BATCH)
 GRAPHED_FRAMES = 8
 """A piece of more frames takes much longer than its launches, so it needs no graph."""
 
@@ -81,6 +82,8 @@ class StepRunner:
         self._groups = groups
         self._few_sizes = capture is not None
         self._run = GraphedFunction(self._forward, capture)
+        self.operators: type[Operators] = PlainOperators
+        """Of the sizes that have graphs."""
         self.pool = StreamPool(decoder.layout, decoder.device)
         if self._few_sizes:
             # Graphs read and write the table where it is now. A step needs a second row for each of its streams.
@@ -91,6 +94,8 @@ class StepRunner:
         if not self._few_sizes:
             return
         begin, graphs = time.monotonic(), 0
+        if self._decoder.device.type == "cuda":
+            self.operators = self._choose_operators()
         for streams, frames in all_sizes():
             plan = self._to_plan([], [], streams, frames)
             if frames <= GRAPHED_FRAMES:
@@ -98,6 +103,46 @@ class StepRunner:
             else:
                 self._run(plan)
         logger.info("captured %d CUDA graphs of code2wav in %.1f s", graphs, time.monotonic() - begin)
+
+    def _choose_operators(self) -> type[Operators]:
+        """Returns the fused operators, if they compute what PyTorch's do at every size that gets a graph."""
+        try:
+            from omni_stage.models.qwen3_omni.code2wav.kernels import FusedOperators
+
+            for streams, frames in all_sizes():
+                if frames > GRAPHED_FRAMES:
+                    continue
+                difference = self.compare(FusedOperators, streams, frames)
+                # Written this way, the comparison also rejects NaN.
+                if not difference <= TOLERANCE:
+                    logger.error("code2wav's kernels differ from PyTorch by %s: it serves without them", difference)
+                    return PlainOperators
+        except torch.AcceleratorError:
+            # The device failed, not a kernel: the stage cannot serve.
+            raise
+        except Exception:  # a kernel's compiler raises errors of many kinds, and none may end the stage
+            logger.exception("code2wav's kernels do not run: it serves without them")
+            return PlainOperators
+        return FusedOperators
+
+    @torch.inference_mode()
+    def compare(self, operators: type[Operators], streams: int, frames: int) -> float:
+        """Returns by how much audio and states of a step differ from those of PyTorch's operators, as a share of the
+        largest value, or of one. Of random codes; every second stream begins in this step."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, streams, self._groups, frames)
+        first, codes = torch.randint(self._decoder.codebook_size, shape, generator=generator).to(self._decoder.device)
+        begins = torch.arange(streams, device=codes.device) % 2
+        blank = self._decoder.layout.zeros(streams, codes.device)
+        _, states = self._decoder.advance(first, torch.zeros_like(begins), blank)
+        states[begins > 0] = 0
+        positions = frames * (1 - begins)
+        expected = self._decoder.advance(codes, positions, states)
+        found = self._decoder.advance(codes, positions, states, operators)
+        differences = [
+            (one - other).abs().max() / one.abs().max().clamp(min=1) for one, other in zip(expected, found, strict=True)
+        ]
+        return float(torch.stack(differences).max())
 
     def run(self, chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         """Returns the audio of each chunk, float32 [samples], on the device, and advances the streams.
@@ -148,6 +193,7 @@ class StepRunner:
         """Returns the audio [streams, samples] of a plan, and writes the new states."""
         source, target, positions = plan[:, 0], plan[:, 1], plan[:, 2]
         codes = plan[:, 3:].view(len(plan), self._groups, -1)
-        audio, behind = self._decoder.advance(codes, positions, self.pool.states.index_select(0, source))
+        operators = self.operators if codes.shape[-1] <= GRAPHED_FRAMES else PlainOperators
+        audio, behind = self._decoder.advance(codes, positions, self.pool.states.index_select(0, source), operators)
         self.pool.states.index_copy_(0, target, behind)
         return audio

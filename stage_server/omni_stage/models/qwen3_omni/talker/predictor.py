@@ -21,7 +21,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from omni_stage.models.shared.graphs import Capture, GraphedFunction, join, join_linear, next_size, normalize
+from omni_stage.models.shared.graphs import (
+    Capture,
+    GraphedFunction,
+    add_linear,
+    graph_sizes,
+    join,
+    join_linear,
+    next_size,
+    normalize,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -178,15 +187,9 @@ class _Layer:
             scale=attention.scaling,
             enable_gqa=self._queries != self._keys,
         )
-        hidden = _add_linear(hidden, mixed.transpose(1, 2).flatten(2), attention.o_proj)
+        hidden = add_linear(hidden, mixed.transpose(1, 2).flatten(2), attention.o_proj)
         gate, up = F.linear(normalize(hidden, self._layer.post_attention_layernorm), self._gates).chunk(2, dim=-1)
-        return _add_linear(hidden, self._activation(gate) * up, self._down)
-
-
-def _add_linear(hidden: torch.Tensor, inputs: torch.Tensor, layer: Any) -> torch.Tensor:
-    """Returns `hidden` [n, positions, H] plus a linear layer's output, as one kernel unless the layer has a bias."""
-    total = torch.addmm(hidden.flatten(0, 1), inputs.flatten(0, 1), layer.weight.T).view_as(hidden)
-    return total if layer.bias is None else total + layer.bias
+        return add_linear(hidden, self._activation(gate) * up, self._down)
 
 
 class GraphedPredictor:
@@ -219,9 +222,3 @@ class GraphedPredictor:
         if missing:
             inputs = tuple(torch.cat([given, given.new_zeros(missing, *given.shape[1:])]) for given in inputs)
         return self._predict(*inputs)[:count]
-
-
-def graph_sizes(maximum: int) -> tuple[int, ...]:
-    """Returns the batch sizes, in frames, that are captured: powers of two below `maximum`, and `maximum`."""
-    powers = [1 << power for power in range(maximum.bit_length()) if 1 << power < maximum]
-    return (*powers, maximum)
