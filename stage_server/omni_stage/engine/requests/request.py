@@ -115,7 +115,8 @@ class OmniEngineCoreRequest:
         self._check_form()
         self._check_prompt(traits)
         self._check_token_ids("suppress_token_ids", self.suppress_token_ids, traits)
-        self._check_token_ids("stop_token_ids", self.stop_token_ids, traits)
+        given = None if self.sampling_params is None else self.sampling_params.stop_token_ids
+        self._check_token_ids("stop_token_ids", (*self.stop_token_ids, *(given or ())), traits)
         self._check_payload(traits)
         check_conflicts(self.features(traits))
 

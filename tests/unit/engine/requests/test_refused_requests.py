@@ -178,6 +178,12 @@ REFUSED = {
         InvalidRequestError,
         "streamed input",
     ),
+    "a stop token of the request outside the vocabulary": (
+        sampled(params=SamplingParams(stop_token_ids=[1, 100])),
+        TRAITS,
+        InvalidRequestError,
+        "stop_token_ids",
+    ),
     "a form whose end is ignored": (
         sampled(params=SamplingParams(ignore_eos=True, structured_outputs=FORM)),
         TRAITS,
