@@ -29,6 +29,6 @@ def digest_inputs(rows: torch.Tensor, mrope_positions: torch.Tensor) -> bytes:
     return b"".join(sha256(b"".join((kind, *group))).digest() for group in zip(*parts, strict=True))
 
 
-def _bytes_of_groups(tensor: torch.Tensor, count: int) -> list[memoryview]:
+def _bytes_of_groups(tensor: torch.Tensor, count: int) -> list[bytes]:
     values = tensor[: count * GROUP].contiguous().view(torch.uint8).numpy()
-    return [memoryview(values[at : at + GROUP]).cast("B") for at in range(0, count * GROUP, GROUP)]
+    return [values[at : at + GROUP].tobytes() for at in range(0, count * GROUP, GROUP)]
