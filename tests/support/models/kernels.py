@@ -37,7 +37,8 @@ class TritonLaunch:
 
     def source(self) -> ASTSource:
         """Returns what Triton would compile for it, with integers of any value."""
-        signature, constants = {}, {}
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int], Any] = {}
         given = dict(zip(self.function.arg_names, self.args, strict=False)) | self.constants
         for index, name in enumerate(self.function.arg_names):
             value = given[name]

@@ -124,7 +124,7 @@ def _scale_outputs(layer: nn.Linear, scale: nn.Parameter) -> None:
     scale.data.fill_(1)
 
 
-def _to_linear(layer: nn.ConvTranspose1d) -> tuple[torch.Tensor, torch.Tensor]:
+def _to_linear(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weight and the bias of a linear layer that computes a transposed convolution whose kernel is its
     stride: the outputs of neighbouring inputs do not overlap. The outputs of an input are one after another."""
     inputs, outputs, stride = layer.weight.shape
