@@ -1,8 +1,8 @@
 """A day of traffic on a pipeline whose stages scale, in virtual time: the operator's own decision against an oracle.
 
-A stage is a number of pods that share its requests
-evenly. A request takes longer in a larger batch, as a table of step times says; and its first audio too, plus the time
-that it waits. Arrivals are a Poisson process. One tick is one second; nothing here reads a clock.
+A stage is a number of pods that share its requests evenly. A request takes longer in a larger batch, as a table of step
+times says; and its first audio too, plus the time that it waits. Arrivals are a Poisson process. One tick is one
+second; nothing here reads a clock.
 
 The oracle knows the rate of every second and needs no time to start a pod. It has the fewest pods whose mean batch,
 and twice its standard deviation, stays within what the objective allows.
@@ -16,8 +16,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
+from benchmarks.harness.charts import OTHER, OURS
 from benchmarks.scaling.traffic import DAY_S, day_rate
 from omni_operator.scaling.decision import StageAsk, StageLoad, StageMemory, decide_scale
 from omni_proto.pipeline.types.scaling import ScalingBehavior
@@ -120,8 +122,12 @@ def run_day(
     seed: int = 0,
     share: float = 0.9,
     behavior: ScalingBehavior | None = None,
+    note: Callable[[int, dict[str, tuple[int, int]]], None] | None = None,
 ) -> DayResult:
-    """Returns what `seconds` of traffic showed. share: targetRequests as a share of the allowed batch."""
+    """Returns what `seconds` of traffic showed. share: targetRequests as a share of the allowed batch.
+
+    `note` gets each second, and of each stage the pods that run or start, and the oracle's.
+    """
     draw = random.Random(seed)
     first = rate_at(0)
     pods = {stage.name: _Pods(count := oracle_pods(stage, first), count) for stage in stages}
@@ -152,6 +158,9 @@ def run_day(
             flow = done
             used += one.ready + len(one.starting)
             ideal += oracle_pods(stage, rate)
+        if note is not None:
+            counts = {name: one.ready + len(one.starting) for name, one in pods.items()}
+            note(second, {stage.name: (counts[stage.name], oracle_pods(stage, rate)) for stage in stages})
         missed += arrivals if latency > OBJECTIVE_S * 1.001 else 0.0
         if second % 60 == 59:
             bad_minutes += missed > SHARE * total
@@ -212,3 +221,38 @@ def _poisson(draw: random.Random, mean: float) -> int:
         count += 1
         left += draw.expovariate(1.0)
     return count
+
+
+def draw_day(path: Path) -> None:
+    """Draw the pods of each stage over the designed day, with the oracle's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    hours: list[float] = []
+    series: dict[str, list[tuple[int, int]]] = {stage.name: [] for stage in STAGES}
+
+    def note(second: int, pods: dict[str, tuple[int, int]]) -> None:
+        if second % 30 == 0:
+            hours.append(second / 3600)
+            for name, one in pods.items():
+                series[name].append(one)
+
+    run_day(note=note)
+    figure, axes = pyplot.subplots(len(series), 1, figsize=(8, 5), sharex=True)
+    for axis, (name, values) in zip(axes, series.items(), strict=True):
+        ours, ideal = zip(*values, strict=True)
+        axis.fill_between(hours, ideal, step="post", color=OTHER, label="an oracle that starts pods at once")
+        axis.step(hours, ours, where="post", color=OURS, linewidth=1.2, label="pods")
+        axis.set_ylabel(name, fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(fontsize=8, frameon=False)
+    axes[-1].set_xlabel("hour of the day", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    draw_day(Path(__file__).parents[2] / "docs" / "images" / "scaled-day.png")

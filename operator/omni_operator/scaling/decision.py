@@ -5,8 +5,9 @@ Little's law that is its arrival rate times the time that a request takes, so it
 that a request spends in other stages does not count: so only the stage that is short grows.
 
 A queue is not load: it holds all that came during a shortage, and is gone by the time that pods for all of it would
-serve. While it gets shorter, it does not count. Otherwise it counts as far as more requests arrive than are answered,
-or by MOST_GROWTH: callers that wait for their answers send no more than are answered, however few the pods are.
+serve. While it gets shorter, it does not count; and at its end, what runs counts as far as requests still arrive.
+Otherwise it counts as far as more requests arrive than are answered, or by MOST_GROWTH: callers that wait for their
+answers send no more than are answered, however few the pods are.
 
 Three things are not in that number yet, and are added:
 
@@ -56,6 +57,8 @@ BURSTS_S: Final = 1800.0
 """A stage keeps the pods that each of BURSTS bursts needed within BURSTS_S."""
 BURST: Final = 2.0
 """A burst rises by this factor, and falls by it."""
+DRAIN_S: Final = 60.0
+"""A queue that gets shorter asks for no fewer pods than those that end it within this time."""
 FREE_WAIT: Final = 0.1
 """Waiting requests below this share of the running ones are the engine's own first step."""
 
@@ -82,8 +85,15 @@ class StageLoad:
             return self.running + self.waiting
         growth = self.arrivals / self.answered
         if growth < 1.0:
-            return self.running
+            return self.running * self.drain
         return min(self.running + self.waiting, self.running * max(MOST_GROWTH, growth))
+
+    @property
+    def drain(self) -> float:
+        """Share of the running requests that arrivals need, while a queue gets shorter and is nearly gone; else 1."""
+        if self.waiting <= self.running * FREE_WAIT or self.answered <= self.arrivals:
+            return 1.0
+        return min(1.0, (self.arrivals + self.waiting / DRAIN_S) / self.answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +240,8 @@ def _released(load: StageLoad, room: float) -> float:
     """Returns by how much the output of a stage grows once its waiting requests run too, for which it has `room`."""
     if load.running <= 0:
         return 1.0
+    if load.drain < 1.0:
+        return load.drain
     return max(1.0, min(load.requests, room) / (load.running * (1 + FREE_WAIT)))
 
 

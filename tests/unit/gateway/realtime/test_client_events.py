@@ -32,6 +32,7 @@ VALUES: dict[str, Any] = {
     "retention_ratio": 0.5,
     "tool_choice": "required",
     "voice": "alloy",
+    "language": "en",
     "silence_duration_ms": 600,
 }
 """Of fields whose type says less than their meaning."""

@@ -86,7 +86,10 @@ QUEUES = [
     ("twice as many arrive", (48.0, 2400.0, 16.0, 20.0, 10.0), 96.0),
     ("a short queue", (48.0, 10.0, 16.0, 20.0, 10.0), 58.0),
     ("it stays, as with callers that wait for their answers", (48.0, 2400.0, 16.0, 10.0, 10.0), 72.0),
-    ("it gets shorter", (48.0, 2400.0, 16.0, 9.0, 10.0), 48.0),
+    ("it gets shorter", (48.0, 2400.0, 16.0, 6.0, 8.0), 48.0),
+    ("nothing more arrives, and it takes minutes", (48.0, 2400.0, 16.0, 0.0, 8.0), 48.0),
+    ("it is nearly gone", (48.0, 60.0, 16.0, 5.0, 8.0), 36.0),
+    ("none is there, and less arrives", (48.0, 0.0, 16.0, 6.0, 8.0), 48.0),
     ("nothing is answered yet", (48.0, 10.0, 16.0, 20.0, 0.0), 58.0),
 ]
 
@@ -94,6 +97,13 @@ QUEUES = [
 @each_row("load, requests", [row[1:] for row in QUEUES], ids=[row[0] for row in QUEUES])
 def test_a_queue_counts_as_far_as_it_grows(load: tuple[float, ...], requests: float) -> None:
     assert StageLoad(*load).requests == requests
+
+
+def test_work_on_a_queue_asks_for_no_pods_below() -> None:
+    """The talker gets twice what arrives at the thinker, until the thinker's queue is gone."""
+    loads = {"thinker": StageLoad(60.0, 30.0, 16.0, 4.5, 10.0), "talker": StageLoad(60.0, 0.0, 16.0, 10.0, 9.0)}
+    found = decide_scale(make_asks({"thinker": 3, "talker": 3}), loads, {}, 1000.0)
+    assert {name: one.desired for name, one in found.items()} == {"thinker": 3, "talker": 3}
 
 
 def test_an_unknown_load_decides_nothing() -> None:

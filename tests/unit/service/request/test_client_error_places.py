@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -65,7 +66,10 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
             {"messages": [user(AUDIO), user(AUDIO, {"type": "input_audio", "input_audio": CHANNELS})]},
             "messages[1].content[1].input_audio.data",
         ),
-        ({"messages": [user("Hi"), call(name="no name", arguments="{}")]}, "messages[1].tool_calls[0].function.name"),
+        (
+            {"messages": [user("Hi"), call(name="f", arguments=json.dumps(DEEP))]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
         ({"tools": [*TOOLS, *TOOLS]}, "tools"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
