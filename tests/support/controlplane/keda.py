@@ -35,7 +35,9 @@ class Keda:
         self._certificates = folder / "keda-certificates"
         grpc, self._secure, metrics = pick_ports(3)
         config = control_plane.kubeconfig
-        environment = {**os.environ, "KUBECONFIG": str(config), "WATCH_NAMESPACE": "", "POD_NAMESPACE": namespace}
+        # Outside a pod, KEDA must be told its namespace twice: for its objects, and for its secrets.
+        namespaces = {"WATCH_NAMESPACE": "", "POD_NAMESPACE": namespace, "KEDA_CLUSTER_OBJECT_NAMESPACE": namespace}
+        environment = {**os.environ, "KUBECONFIG": str(config), **namespaces}
         operator = ["--metrics-bind-address=0", "--health-probe-bind-address=0", f"--cert-dir={self._certificates}"]
         operator += [f"--metrics-service-bind-address=127.0.0.1:{grpc}"]
         adapter = [f"--metrics-service-address=localhost:{grpc}", f"--port={metrics}", f"--secure-port={self._secure}"]
