@@ -52,14 +52,15 @@ class ServerCertificate:
         self.certificate = directory / "tls.crt"
         self.key = directory / "tls.key"
         self._written = self._times()
+        self._newest: ssl.SSLContext | None = None
+        """With the renewed files; None: the server's own context has the present ones."""
         self._refused: tuple[int, ...] | None = None
         """Modification times of the files that could not be used, so that the problem is reported only once."""
 
     def check(self) -> None:
         """Raises GatewaySettingsError if the files cannot be used."""
         try:
-            # An empty passphrase: without one, OpenSSL would ask at the terminal.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password=b"")
+            self._load()
         except (OSError, ssl.SSLError) as error:
             files = f"{self.certificate} and {self.key.name}"
             raise GatewaySettingsError(f"{files} cannot be used as certificate and key: {error}") from error
@@ -73,7 +74,7 @@ class ServerCertificate:
             return
         self._report_expiry(leaf.not_valid_after_utc.timestamp())
 
-    def renew(self, context: ssl.SSLContext) -> bool:
+    def renew(self) -> bool:
         """Use the files for new connections, if they have changed. Returns whether changed files were loaded.
 
         Files that cannot be used are logged once, and the earlier certificate stays in use.
@@ -82,24 +83,37 @@ class ServerCertificate:
         if found in (self._written, self._refused):
             return False
         try:
-            # Load them into an unused context first. If the key did not fit, `context` would keep only the certificate.
-            for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                # An empty passphrase: without one, OpenSSL would ask at the terminal.
-                target.load_cert_chain(self.certificate, self.key, password=b"")
+            renewed = self._load()
         except (OSError, ssl.SSLError) as error:
             log.error("the renewed certificate cannot be used, the earlier one stays", extra={"error": str(error)})
             self._refused = found
             return False
-        self._written, self._refused = found, None
+        self._newest, self._written, self._refused = renewed, found, None
         self._report()
         log.info("certificate renewed", extra={"file": str(self.certificate)})
         return True
 
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # An empty passphrase: without one, OpenSSL would ask at the terminal.
+        context.load_cert_chain(self.certificate, self.key, password=b"")
+        return context
+
     async def keep_renewed(self, context: ssl.SSLContext) -> None:
-        """Check the files every CHECK_S seconds, until cancelled."""
+        """Check the files every CHECK_S seconds, until cancelled. context: of the listening server.
+
+        A renewed pair replaces the earlier one in one step: OpenSSL loads first the certificate and then its key, and a
+        handshake between the two would fail.
+        """
+        context.sni_callback = self._choose
         while True:
             await asyncio.sleep(CHECK_S)
-            await asyncio.to_thread(self.renew, context)
+            await asyncio.to_thread(self.renew)
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        # OpenSSL also calls this for a client that names no server.
+        if self._newest is not None:
+            connection.context = self._newest
 
     def _times(self) -> tuple[int, ...]:
         """Returns the files' modification times in ns; empty while a file is missing."""

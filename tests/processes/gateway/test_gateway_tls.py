@@ -70,6 +70,20 @@ def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.Monk
             assert client.get("/health").status_code == 200
 
 
+def test_no_handshake_fails_while_certificates_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair replaces the other in one step, so a client never meets a certificate with another one's key."""
+    monkeypatch.setattr(server, "CHECK_S", 0.0)
+    authority = Authority("cert-manager")
+    pairs = [authority.issue(hosts=["localhost"]) for _ in range(2)]
+    secret = MountedSecret(tmp_path / "tls", tls_files(pairs[0]))
+    with serve_gateway(tls_dir=secret.directory) as url:
+        shown = []
+        for number in range(200):
+            write(secret, tls_files(pairs[number % 2]))
+            shown.append(shown_serial(url))
+    assert set(shown) == {pair.serial for pair in pairs}
+
+
 def test_an_entry_gets_the_certificate_that_it_requires_and_then_the_renewed_one(tmp_path: Path) -> None:
     """Entry and gateway both change to certificates of another authority without a restart."""
     old, new = Authority("this year"), Authority("next year")
