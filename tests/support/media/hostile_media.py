@@ -183,7 +183,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("jpeg on its side, with much exif", IMAGE, lambda: on_its_side(make_image(), "x" * 60_000), TAKEN),
     Hostile("jpeg with a colour profile", IMAGE, icc, TAKEN),
     Hostile("jpeg of 65,500 x 65,500", IMAGE, lambda: resized_jpeg(65_500, 65_500), REFUSED, PIXELS),
-    Hostile("jpeg that says it is larger", IMAGE, lambda: resized_jpeg(4000, 4000), TAKEN),
+    Hostile("jpeg that says it is larger", IMAGE, lambda: resized_jpeg(4000, 4000), UNDECODABLE, "cut off"),
     Hostile("jpeg without height", IMAGE, lambda: resized_jpeg(100, 0), REFUSED, "height"),
     Hostile("jpeg of 60 additional scans", IMAGE, lambda: many_scans(60), REFUSED, "maxImageScans"),
     Hostile("jpeg of 3,500 scans", IMAGE, lambda: many_scans(3500), REFUSED, "maxImageScans"),
