@@ -42,7 +42,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Few samples for each frame: the interpreter takes a hundred thousand times longer than a GPU."""
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[] if name == "narrow" else pytest.mark.full) for name in SHAPES]
+)
 def test_interpreted_kernels_give_transformers_audio(shape: str) -> None:
     """Chunks of 1 to 8 frames of streams that begin at different times."""
     config = config_dict(TinyShape(), {"system": 300, "user": 301, "assistant": 302})["code2wav_config"] | SHAPES[shape]
