@@ -106,7 +106,8 @@ class SharedCompileCache:
             return None
         try:
             archive = self._pack(sorted(name for name, _ in files))
-            self._delete_superseded(archive)
+            with suppress(FileNotFoundError):  # a pod that wrote a newer one has deleted it
+                self._delete_superseded(archive)
         except (OSError, tarfile.TarError) as error:
             _log.warning("compiled code is not saved: %s", error)
             return None
@@ -121,7 +122,8 @@ class SharedCompileCache:
             for path in self.directory.iterdir():
                 match = _NAME.fullmatch(path.name)
                 if match is not None and match["fingerprint"] == self.fingerprint:
-                    found.append((path.stat().st_mtime, path))
+                    with suppress(FileNotFoundError):  # superseded meanwhile
+                        found.append((path.stat().st_mtime, path))
         except OSError as error:
             _log.warning("the volume of compiled code cannot be read: %s", error)
         return [path for _, path in sorted(found, reverse=True)]
@@ -188,17 +190,22 @@ class SharedCompileCache:
             Path(unfinished).unlink(missing_ok=True)
         return archive
 
-    def _delete_superseded(self, newest: Path) -> None:
-        now = time.time()
+    def _delete_superseded(self, written: Path) -> None:
+        """Delete this stage's archives that are older than the written one, and what nobody uses.
+
+        Of archives that pods write together the newest stays, because no pod deletes one that is newer than its own.
+        """
+        now, own = time.time(), (written.stat().st_mtime, written)
         for path in self.directory.iterdir():
             match = _NAME.fullmatch(path.name)
             unfinished = path.name.startswith(_UNFINISHED)
-            if path == newest or (match is None and not unfinished):
+            if match is None and not unfinished:
                 continue
-            age = now - path.stat().st_mtime
-            mine = match is not None and match["fingerprint"] == self.fingerprint
-            if mine or age > (STALE_S if unfinished else UNUSED_S):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another pod deletes them too
+                changed = path.stat().st_mtime
+                superseded = match is not None and match["fingerprint"] == self.fingerprint and (changed, path) < own
+                if superseded or (path != written and now - changed > (STALE_S if unfinished else UNUSED_S)):
+                    path.unlink(missing_ok=True)
 
 
 class _DamagedError(Exception):

@@ -148,8 +148,9 @@ def test_what_nobody_uses_is_deleted(shared: Path, tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_pods_that_save_together_leave_one_whole_archive(shared: Path, tmp_path: Path) -> None:
-    """Replicas become ready at the same time."""
+@pytest.mark.parametrize("_", range(30))
+def test_pods_that_save_together_leave_one_whole_archive(shared: Path, tmp_path: Path, _: int) -> None:
+    """Replicas become ready at the same time, and none deletes the newest archive."""
     pods = []
     for number in range(6):
         _fill(tmp_path / str(number), {**FILES, f"triton/{number}": b"n"})
