@@ -22,12 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "manifests" / "samples"
 GOLDEN = ROOT / "tests" / "golden" / "operator"
 # The other samples share most of their lines with one of these.
-WHOLE = ("generic-llm", "qwen25-omni", "tiny-omni")
-LIKE = {"sim-omni": "tiny-omni", "tiny-omni-tls": "tiny-omni"}
+WHOLE = ("generic-llm", "qwen25-omni")
+LIKE = {"tiny-omni": "qwen25-omni", "sim-omni": "tiny-omni", "tiny-omni-tls": "tiny-omni"}
 # The image is fixed, so that a release does not change every golden file.
 SETTINGS = BuildSettings(default_image="omnipipeline-stage:golden", pod_monitors=True)
 NAMESPACE = "golden"
 _HASH = re.compile(r"(?<=hash: )[^\s,}]+|(?<=-[0-9a-f]{7}-)[0-9a-f]{10}\b")
+_REVISION = re.compile(r"omnipipeline\.io/revision: '?([0-9a-f]{7})\b")
 
 
 def render_sample(sample: Path) -> str:
@@ -36,8 +37,13 @@ def render_sample(sample: Path) -> str:
 
 
 def compare(sample: str, other: str, text: str, other_text: str) -> str:
-    """Returns the difference of two renders, without the samples' names, and without the hashes, which all differ."""
-    sides = [_HASH.sub("HASH", side).splitlines() for side in (other_text, text.replace(sample, other))]
+    """Returns the difference of two renders, without the samples' names, and without hashes, which all differ."""
+    sides = []
+    for side in (other_text, text.replace(sample, other)):
+        side = _HASH.sub("HASH", side)
+        for revision in set(_REVISION.findall(side)):
+            side = side.replace(revision, "REVISION")
+        sides.append(side.splitlines())
     return "\n".join(difflib.unified_diff(*sides, other, sample, n=1, lineterm="")) + "\n"
 
 
