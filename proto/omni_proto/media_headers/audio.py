@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from omni_proto.media_headers.container import (
+    LATE_S,
     MAX_SECTIONS,
     OTHER_BYTES,
     MediaHeaderError,
@@ -71,8 +73,8 @@ _SEARCHED: Final = 64 << 10
 _OGG_PAGE: Final = re.compile(rb"OggS\x00[\x00-\x07]")
 _OPUS_HZ: Final = 48_000
 _MAX_PAGES: Final = 1 << 15
-_BROADCAST_S: Final = 60
-"""A first page that ends later than this does not begin at 0."""
+_PACKET_CONTINUES: Final = 255
+"""A length in an Ogg page that means that the packet continues."""
 _UNKNOWN_GRANULE: Final = (1 << 64) - 1
 
 
@@ -274,8 +276,9 @@ def _read_flac(view: memoryview, position: int = 0) -> AudioHeader:
 
 
 def _read_ogg(view: memoryview) -> AudioHeader:
-    rate = channels = skipped = first = last = 0
+    rate = channels = skipped = last = 0
     serial = None
+    pages: list[tuple[int, int]] = []  # the first two that say their time: it, and how many packets end in the page
     for count, page in enumerate(_OGG_PAGE.finditer(view)):
         start = page.start()
         if start + 27 > len(view):
@@ -290,14 +293,26 @@ def _read_ogg(view: memoryview) -> AudioHeader:
                 serial = number
                 rate, channels, skipped = found
         elif number == serial and granule != _UNKNOWN_GRANULE:
-            first, last = first or granule, max(last, granule)
+            if granule and len(pages) < 2:
+                lengths = view[start + 27 : start + 27 + view[start + 26]]
+                pages.append((granule, sum(length < _PACKET_CONTINUES for length in lengths)))
+            last = max(last, granule)
     if serial is None:
         raise MediaHeaderError("the Ogg holds neither Opus, Vorbis, FLAC nor Speex")
     if not rate or not channels:
         raise MediaHeaderError("the format of the Ogg makes no sense")
-    # A recording of a broadcast begins with the time of the broadcast.
-    begin = first if first > _BROADCAST_S * rate else skipped
-    return AudioHeader("audio/ogg", rate, channels, max(0, last - begin))
+    if _ogg_begin(pages) >= LATE_S * rate:
+        # A piece of a longer recording keeps its times. When it begins is known only roughly, as is then its length.
+        return AudioHeader("audio/ogg", rate, channels)
+    return AudioHeader("audio/ogg", rate, channels, max(0, last - skipped))
+
+
+def _ogg_begin(pages: Sequence[tuple[int, int]]) -> int:
+    """Returns about when a stream begins, in samples, if the packets of its first two pages are equally long."""
+    if len(pages) < 2:
+        return 0
+    (first, packets), (second, more) = pages
+    return max(0, first - packets * (second - first) // max(1, more))
 
 
 def _read_ogg_codec(packet: bytes) -> tuple[int, int, int] | None:

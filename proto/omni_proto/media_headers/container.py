@@ -73,6 +73,8 @@ def too_many_sections(what: str) -> MediaHeaderError:
 
 
 MAX_TRACKS: Final = 16
+LATE_S: Final = 1
+"""A recording whose first sample has a later time than this is a piece of a longer one, such as a broadcast."""
 
 
 @dataclass(slots=True)

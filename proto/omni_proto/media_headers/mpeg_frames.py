@@ -12,9 +12,12 @@ _SEARCHED: Final = 1 << 20
 _MAX_CANDIDATES: Final = 4096
 _SYNC: Final = re.compile(rb"\xff[\xe0-\xff]")
 _TAG: Final = re.compile(
-    rb"ID3[\x02-\x04][\x00-\x10].[\x00-\x7f]{4}|APETAGEX....(?=.{16}\x00{8})|TAG(?=.{125}(?:ID3|\xff[\xe0-\xff]|TAG|APE|\Z))",
+    rb"ID3[\x02-\x04][\x00-\x10].[\x00-\x7f]{4}|APETAGEX....(?=.{12}\x00{8})|TAG(?=.{125}(?:ID3|\xff[\xe0-\xff]|TAG|APE|\Z))",
     re.DOTALL,
 )
+_APE_BYTES: Final = 32
+_APE_HAS_HEADER: Final = 0xA0
+"""Bits of the highest byte of an APE tag's flags: that it has a header, and that this is it."""
 _RATES: Final = (44_100, 48_000, 32_000)
 _KBITS: Final = {
     # By (is MPEG 1, layer): index 1 to 14.
@@ -41,22 +44,30 @@ def begins_mpeg(view: memoryview) -> str | None:
 def count_frames(media_type: str, view: memoryview) -> tuple[int, int]:
     """Returns the bytes of frames, and the bytes that are neither frames nor tags: damage, or zeros.
 
-    Only frames that another frame, a tag or the end follows are counted.
+    Only frames that another frame, a tag or the end follows are counted. Zeros at the end are not: recorders reserve
+    more than they use.
     """
     measure = _MEASURES[media_type]
-    frames = lost = position = 0
-    while position < len(view):
+    end = len(bytes(view).rstrip(b"\0"))
+    frames = lost = position = run = 0
+    while position < end:
         length = measure(view, position)
         after = position + length
-        if length and (after >= len(view) - 1 or measure(view, after) or _TAG.match(view, after)):
+        if length and (after >= end - 1 or measure(view, after) or _TAG.match(view, after)):
             frames += length
-            position = after
+            position, run = after, 0
         elif tag := _TAG.match(view, position):
-            position += _tag_bytes(view, tag)
+            if tag[0][:3] == b"APE" and not view[position + 23] & _APE_HAS_HEADER:
+                lost -= min(run, _tag_bytes(view, tag) - _APE_BYTES)  # the tag lies before this, its only end
+                position += _APE_BYTES
+            else:
+                position += _tag_bytes(view, tag)
+            run = 0
         else:
             found = _NEXT.search(view, position + 1)
-            following = found.start() if found else len(view)
-            lost += min(following, len(view)) - position
+            following = found.start() if found else end
+            lost += following - position
+            run += following - position
             position = following
     return frames, lost
 
@@ -83,7 +94,7 @@ def _tag_bytes(view: memoryview, tag: re.Match[bytes]) -> int:
         return 10 + size + (10 if view[start + 5] & 0x10 else 0)
     if tag[0][:3] == b"TAG":
         return 128
-    return 32 + int.from_bytes(view[start + 12 : start + 16], "little") if len(view) >= start + 16 else 32
+    return _APE_BYTES + int.from_bytes(view[start + 12 : start + 16], "little")
 
 
 def _mp3_bytes(view: memoryview, at: int) -> int:

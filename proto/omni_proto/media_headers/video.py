@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from omni_proto.media_headers.container import MAX_SECTIONS, Container, MediaHeaderError, too_many_sections
+from omni_proto.media_headers.container import LATE_S, MAX_SECTIONS, Container, MediaHeaderError, too_many_sections
 
 FRAMES_PER_SECOND: Final = 2
 """Rate at which frames are sampled for the model."""
@@ -185,15 +185,18 @@ def read_boxes(view: memoryview) -> Container:
         ends, frames = fragments.ends.get(track.number, 0), fragments.frames.get(track.number, 0)
         if ends and track.scale:
             # The movie's own header describes only what precedes the first fragment, usually nothing.
-            track.seconds = max(track.seconds, ends / track.scale)
+            begins = fragments.begins.get(track.number, 0) / track.scale
+            late = begins if begins >= LATE_S and not track.seconds else 0.0
+            track.seconds = max(track.seconds, ends / track.scale - late)
         track.frames += frames
     return file
 
 
 class _Fragments:
-    """The end of each track, in ticks of its clock, and its frames, by the fragments of a recording."""
+    """The begin and the end of each track, in ticks of its clock, and its frames, by the fragments of a recording."""
 
     def __init__(self) -> None:
+        self.begins: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.frames: dict[int, int] = {}
         self._defaults: dict[int, int] = {}
@@ -211,6 +214,7 @@ class _Fragments:
                 (self._duration,) = struct.unpack_from(">I", body, offset)
         elif kind == b"tfdt":
             (begin,) = struct.unpack_from(">Q" if body[0] == 1 else ">I", body, 4)
+            self.begins.setdefault(self._track, begin)
             self.ends[self._track] = begin
         elif kind == b"trun":
             flags, count = struct.unpack_from(">II", body)
@@ -275,6 +279,8 @@ _TRACKS, _ENTRY, _TYPE, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0x83, 0xE0, 
 _CLUSTER: Final = 0x1F43B675
 _TIME, _SIMPLE_BLOCK, _BLOCK_GROUP, _BLOCK = 0xE7, 0xA3, 0xA0, 0xA1
 _BEGIN_CLUSTER: Final = re.compile(rb"\x1f\x43\xb6\x75[\x01-\xff].{0,7}?\xe7[\x81-\x88]", re.DOTALL)
+_BEFORE_TIME: Final = 4
+"""Elements of a cluster of which one is its time: a checksum and padding may come before it."""
 _SLICE: Final = 1 << 20
 _NESTED: Final = frozenset({_SEGMENT, _INFO, _TRACKS, _ENTRY, _VIDEO})
 
@@ -283,7 +289,7 @@ def read_elements(view: memoryview) -> Container:
     """Returns the tracks of a WebM or Matroska file. Raises MediaHeaderError; struct.error or IndexError if the header
     is cut off."""
     file = Container()
-    scale, duration = 1_000_000, 0.0
+    scale, duration, begin = 1_000_000, 0.0, 0
     for kind, body in _elements(view):
         if kind == _ENTRY:
             file.begin_track()
@@ -297,12 +303,30 @@ def read_elements(view: memoryview) -> Container:
             scale = _number(body)
         elif kind == _DURATION:
             (duration,) = struct.unpack(">f" if len(body) == 4 else ">d", body[:8])
+        elif kind == _CLUSTER:
+            begin = _cluster_begin(body)
     if duration != duration or duration < 0:
         raise MediaHeaderError("the video's length makes no sense")
-    if not duration:
-        duration = _last_time(view)
+    late = begin if begin * scale >= LATE_S * 1e9 else 0
+    # Of a piece of a longer recording, some programs state the length, and others the time of the end.
+    if not duration or late:
+        duration = max(0, _last_time(view) - late)
     file.seconds = duration * scale / 1e9
     return file
+
+
+def _cluster_begin(body: memoryview) -> int:
+    """Returns the time of a cluster, in ticks."""
+    position = 0
+    for _ in range(_BEFORE_TIME):
+        if position >= len(body):
+            break
+        kind, position = _variable(body, position, keep_marker=True)
+        size, position = _variable(body, position, keep_marker=False)
+        if kind == _TIME:
+            return _number(body[position : position + size])
+        position += size
+    return 0
 
 
 def _last_time(view: memoryview) -> int:
@@ -334,16 +358,16 @@ def _cluster_end(view: memoryview, position: int) -> int:
 
 
 def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields the id and content of each element up to the first cluster; nested elements follow their parent."""
+    """Yields the id and content of each element, up to and with the first cluster; nested elements follow their parent."""
     position = 0
     for _ in range(MAX_SECTIONS):
         if position >= len(view):
             return
         kind, position = _variable(view, position, keep_marker=True)
         size, position = _variable(view, position, keep_marker=False)
+        yield kind, view[position : position + min(size, len(view))]
         if kind == _CLUSTER:
             return
-        yield kind, view[position : position + min(size, len(view))]
         if kind not in _NESTED:
             position += size
     raise too_many_sections("video")

@@ -148,13 +148,10 @@ def _missing(media_type: str, seconds: float, stated_s: float) -> float:
 
 
 def _strange(media_type: str, data: bytes) -> float:
-    """Returns the share of MP3 and ADTS that is neither a frame nor a tag; 0 for less than a thousandth.
-
-    Zeros at the end do not count: recorders reserve more than they use.
-    """
+    """Returns the share of MP3 and ADTS that is neither a frame nor a tag; 0 for less than a thousandth."""
     if media_type not in ("audio/mpeg", "audio/aac"):
         return 0.0
-    frames, strange = count_frames(media_type, memoryview(data.rstrip(b"\0")))
+    frames, strange = count_frames(media_type, memoryview(data))
     share = strange / max(1, frames + strange)
     return share if share >= 0.001 else 0.0
 

@@ -181,6 +181,44 @@ def test_damage_is_skipped_and_reported(name: str) -> None:
     assert 0 < damage <= 0.75
 
 
+IN_PIECES = {"movflags": "frag_keyframe+empty_moov+default_base_moof+frag_discont", "use_editlist": "0"}
+
+
+@pytest.mark.parametrize(
+    ("form", "codec", "options"),
+    [
+        ("ogg", "libopus", {}),
+        ("ogg", "flac", {}),
+        ("webm", "libopus", {}),
+        ("matroska", "aac", {}),
+        ("mp4", "aac", IN_PIECES),
+    ],
+)
+@pytest.mark.parametrize("begin_s", ["0.5", "7", "50", "4000"])
+def test_a_piece_of_a_longer_recording_is_as_long_as_it_is(
+    form: str, codec: str, options: dict[str, str], begin_s: str
+) -> None:
+    """Its times go on from those of the recording, as in what is cut from a broadcast."""
+    samples = make_audio(5, seconds=5.0, rate_hz=48_000)
+    data = encode_audio(form, codec, samples, 48_000, {**options, "output_ts_offset": begin_s})
+    header = read_header(data, "audio")
+    assert isinstance(header, AudioHeader)
+    assert not header.seconds or header.seconds == pytest.approx(5.0, abs=0.6)
+    seconds, frequency, damage = hear(data)
+    assert seconds == pytest.approx(5.0, abs=0.1)
+    assert frequency == pytest.approx(420, abs=3)
+    assert damage < 0.1
+
+
+def test_tags_of_every_kind_are_no_damage() -> None:
+    """An APE tag has a header, an end, or both. mp3gain writes the end alone."""
+    items = bytes(3000)
+    footer = APE[:12] + struct.pack("<I", 32 + len(items)) + APE[16:]
+    plain = footer[:23] + b"\0" + footer[24:]
+    for tags in (footer[:23] + b"\xa0" + footer[24:] + items + footer, items + plain, ID3V1, items + plain + ID3V1):
+        assert hear(read("lame.mp3") + tags)[2] < 0.05  # the frame before a tag without header may be part of it
+
+
 @pytest.mark.parametrize("form", ["wav", "mp3", "opus", "flac", "aac"])
 def test_what_the_gateway_speaks_can_be_sent_back(form: str) -> None:
     """Streamed, its WAV and FLAC do not state their length."""
