@@ -358,7 +358,7 @@ def _cluster_end(view: memoryview, position: int) -> int:
 
 
 def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields the id and content of each element, up to and with the first cluster; nested elements follow their parent."""
+    """Yields the id and content of each element up to and with the first cluster; nested ones follow their parent."""
     position = 0
     for _ in range(MAX_SECTIONS):
         if position >= len(view):
