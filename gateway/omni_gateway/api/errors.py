@@ -29,6 +29,12 @@ _CODES = {
     "union_kind": "invalid_type",
 }
 _QUOTE: Final = "'"
+_OBJECT: Final = "Input should be an object"
+_SAID: Final = {
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), _OBJECT),
+    "int_parsing_size": "Input should be an integer of at most 64 bits",
+}
+"""What is wrong, where pydantic says it in words of Python, or without the limit."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -76,7 +82,8 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
             return InvalidRequestError(use, param=path, code=code)
     if kind in ("missing", "union_tag_not_found"):
         return InvalidRequestError(f"Missing required parameter: {path!r}.", param=path, code=code)
-    return InvalidRequestError(f"{path or 'body'}: {problem['msg']}", param=path or None, code=code)
+    said = _SAID.get(kind, problem["msg"])
+    return InvalidRequestError(f"{path or 'body'}: {said}", param=path or None, code=code)
 
 
 def _keys_of(problem: Mapping[str, Any], body: Any) -> list[str | int]:

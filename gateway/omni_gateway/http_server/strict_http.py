@@ -269,7 +269,8 @@ class StrictHttp(HttpToolsProtocol):
     def _refuse(self, error: Exception) -> None:
         """Parse nothing more. The error is answered after the complete requests. A request whose body is wrong gets no
         other answer."""
-        said = f"The gateway cannot read this as a request of HTTP/1.1: {error}."
+        why = "its target is no URL" if isinstance(error.__context__, httptools.HttpParserInvalidURLError) else error
+        said = f"The gateway cannot read this as a request of HTTP/1.1: {why}."
         self._end = self._wrong or MalformedRequestError(said)
         cycle = self.cycle
         if not self._in_body:

@@ -10,6 +10,7 @@ A field without a mark is read by name, or has no effect, as its docstring says.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -139,5 +140,5 @@ def find_unsupported(body: Body) -> Iterator[UnsupportedValue]:
 
 def not_supported(name: str, *neutral: object) -> str:
     """Returns the reason and the remedy for a field of which only the neutral values are allowed."""
-    taken = " or ".join(repr(one) for one in neutral)
+    taken = " or ".join(json.dumps(one) for one in neutral)
     return f"{name} is not supported here; leave it out" + (f" or send {taken}" if taken else "")

@@ -74,8 +74,13 @@ def parse_json(body: bytes | bytearray, text_bytes: int, hold: Hold) -> Any:
         found = json.loads(text, parse_int=_read_int, parse_float=_read_float)
     except RecursionError as error:
         raise InvalidRequestError(f"The body nests more than {DEPTH} lists and objects; nest fewer.") from error
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
-        raise InvalidRequestError("The body is not JSON.", code="invalid_json") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("The body is not JSON: it is not UTF-8 text.", code="invalid_json") from error
+    except json.JSONDecodeError as error:
+        # Behind base64 that was cut out, the place is another one.
+        place = f", at line {error.lineno}, column {error.colno}" if not cut else ""
+        said = f"The body is not JSON: {error.msg.removesuffix(' at')}{place}."
+        raise InvalidRequestError(said, code="invalid_json") from error
     return _Check(mark, body, cut).run(found)
 
 
