@@ -93,7 +93,7 @@ def render_dashboard(dashboard: Dashboard) -> str:
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
         "annotations": {"list": [_render_annotation(name, query) for name, query in dashboard.annotations]},
-        "links": [{"title": "Runbooks", "type": "link", "icon": "doc", "url": f"{RUNBOOKS}/", "targetBlank": True}],
+        "links": [_link("Runbooks", "")],
         "templating": {"list": [_DATASOURCE, *(_render_variable(item) for item in dashboard.variables)]},
         "panels": _lay_out(dashboard.rows),
     }
@@ -176,28 +176,36 @@ def _render_panel(panel: Panel, number: int, position: dict[str, int]) -> dict[s
         "description": panel.description,
         "datasource": _SOURCE,
         "gridPos": position,
-        **({"links": [_runbook_link(panel.alert)]} if panel.alert else {}),
+        **({"links": [_link(f"Runbook of {panel.alert}", runbook_of(panel.alert))]} if panel.alert else {}),
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _OPTIONS[panel.kind],
         "targets": [_render_target(query, index, panel.kind) for index, query in enumerate(panel.queries)],
     }
 
 
-def _runbook_link(alert: str) -> dict[str, Any]:
-    return {"title": f"Runbook of {alert}", "url": f"{RUNBOOKS}/{runbook_of(alert)}", "targetBlank": True}
+def _link(title: str, page: str) -> dict[str, Any]:
+    """Returns a link to a page of the runbooks, with each field that Grafana's schema requires."""
+    unused = {"tooltip": "", "tags": [], "asDropdown": False, "includeVars": False, "keepTime": False}
+    return {"title": title, "type": "link", "icon": "doc", "url": f"{RUNBOOKS}/{page}", "targetBlank": True, **unused}
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "colorMode": "value",
         "graphMode": "area",
+        "justifyMode": "auto",
+        "textMode": "auto",
+        "orientation": "auto",
+        "wideLayout": True,
+        "showPercentChange": False,
+        "percentChangeColorMode": "standard",
     },
-    "table": {"showHeader": True, "cellHeight": "sm"},
+    "table": {"showHeader": True, "cellHeight": "sm", "frameIndex": 0},
 }
 
 

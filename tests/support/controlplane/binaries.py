@@ -75,6 +75,7 @@ MODULES = (
         in_copy=True,
     ),
     Module("otelcol", (Program("otelcol", "."),), by_name=True),
+    Module("grafana", (Program("grafana-schema", "."),), by_name=True),
     Module("gateway-api", (), by_name=True, in_copy=True),
     Module(
         "keda",
