@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
+from omni_stage.models.sim.engine import DEFAULT_STEP_TOKENS
 from omni_stage.models.sim.stages import CodecRun, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, audio_cost, token_cost
 from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence as Queued, StepClock
@@ -23,7 +24,6 @@ from omni_stage.vllm_adapter.scheduling.playback import Playback, rows_to_gather
 
 STAGES: Final = ("thinker", "talker", "decoder")
 _MODEL_LEN = 32_768
-_LIMITS = EngineLimits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ def run_ideal(
     frames: int,
     starts: Sequence[float],
     gpus: Sequence[Collection[str]] = tuple((stage,) for stage in STAGES),
+    step_tokens: int = DEFAULT_STEP_TOKENS,
 ) -> list[Outcome]:
     """Returns the outcomes of equal requests that start at the times `starts`, in seconds.
 
     Both edges are Stream if `streams`, else Full. gpus: the stages that have a pod on each GPU.
+    step_tokens: maxNumBatchedTokens of thinker and talker.
     """
-    return _Ideal(table, streams, prompt_tokens, text_tokens, frames, gpus).run(starts)
+    return _Ideal(table, streams, prompt_tokens, text_tokens, frames, gpus, step_tokens).run(starts)
 
 
 _Clock = TypeVar("_Clock", StepClock, WindowClock)
@@ -137,7 +139,9 @@ class _Ideal:
         text_tokens: int,
         frames: int,
         gpus: Sequence[Collection[str]],
+        step_tokens: int,
     ) -> None:
+        limits = EngineLimits(max_seqs=1024, max_step_tokens=step_tokens, kv_tokens=1 << 40)
         self._table = table
         self._streams = streams
         self._thinkers: list[_Pod[StepClock]] = []
@@ -150,7 +154,7 @@ class _Ideal:
                 ("talker", table.talker, self._talkers),
             ):
                 if stage in stages:
-                    gpu.clocks.append(clock := StepClock(gpu.share(token_cost(shape)), _LIMITS))
+                    gpu.clocks.append(clock := StepClock(gpu.share(token_cost(shape)), limits))
                     pods.append(_Pod(clock))
             if "decoder" in stages:
                 window = WindowClock(gpu.share(audio_cost(table.decoder)), table.decoder.max_batch)
