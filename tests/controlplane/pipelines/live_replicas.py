@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any, Self
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pod_contract import METRICS_PORT, StageMetric
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.keda import Keda
@@ -46,10 +51,82 @@ def answered(address: str) -> float | None:
     return at if calls else None
 
 
+MOMENTS = ("ready", "named", "found", "connected", "chosen", "answered")
+
+
+class Caller:
+    """Calls a pipeline's own name all the time, with two calls at once, and notes when it meets each pod: when it finds
+    the address, has a connection to a pod that serves, chooses it for a call, and gets its answer. A context manager.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.moments: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """Of each address, in seconds of a monotonic clock."""
+        self.wrong: list[str] = []
+        self._numbers = itertools.count()
+        self._client, self._ended = OmniClient(target), threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(2)]
+
+    def __enter__(self) -> Self:
+        pool: Any = self._client._pool
+        update, set_connected, take, give_back = pool.update, pool.set_connected, pool.take, pool.give_back
+
+        def found(addresses: Collection[str]) -> Any:
+            for address in addresses:
+                self._note("found", address)
+            return update(addresses)
+
+        def connected(address: str, is_connected: bool) -> None:
+            set_connected(address, is_connected)
+            if is_connected:
+                self._note("connected", address)
+
+        def chosen(*arguments: Any) -> Any:
+            loan = take(*arguments)
+            self._note("chosen", loan.pod)
+            return loan
+
+        def answered(loan: Any) -> Any:
+            if loan.complete:
+                self._note("answered", loan.pod)
+            return give_back(loan)
+
+        pool.update, pool.set_connected, pool.take, pool.give_back = found, connected, chosen, answered
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._client.close()
+
+    def _note(self, moment: str, pod: str) -> None:
+        self.moments[pod.removeprefix("ipv4:").rpartition(":")[0]].setdefault(moment, time.monotonic())
+
+    def _call(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._client.run(text=f"How are you, {next(self._numbers)}?", timeout=PATIENCE_S)
+            except OmniRequestError as error:
+                self.wrong.append(str(error))
+
+
+def print_parts(of_pods: Iterable[Mapping[str, float]]) -> None:
+    """Prints how long pods took from each moment to the next."""
+    whole = [pod for pod in of_pods if pod.keys() >= set(MOMENTS)]
+    for before, after in (*itertools.pairwise(MOMENTS), ("ready", "chosen")):
+        took = [pod[after] - pod[before] for pod in whole]
+        each = f"median {median(took):.2f} s, at most {max(took):.2f} s"
+        sys.stdout.write(f"from {before} to {after}: {each} of {len(took)} pods\n")
+
+
 def test_no_call_fails_while_replicas_go_and_come(
     control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
 ) -> None:
     table = write_fast_table(tmp_path / "table", replyTokens=[4, 4])
+    ready: dict[str, float] = {}
     waits: dict[str, float] = {}
     with Kubelet(api, tmp_path) as kubelet, make_operator(), run_gateway(control_plane, api, tmp_path) as client:
         api.apply(paced_pipeline(table, {"by": "External"}))
@@ -59,6 +136,7 @@ def test_no_call_fails_while_replicas_go_and_come(
             """Returns whether all stages have that many pods, and each has answered; notes when new ones did."""
             pods = [kubelet.ready(stage) for stage in SCALED]
             new = {address: since for one in pods for address, since in one.items() if address not in waits}
+            ready.update(new)
             with ThreadPoolExecutor(2 * MOST) as pool:
                 for address, at in zip(new, pool.map(answered, new), strict=True):
                     if at is not None:
@@ -72,7 +150,8 @@ def test_no_call_fails_while_replicas_go_and_come(
                 api.patch("OmniStage", f"omni-{stage}", {"spec": {"replicas": number}})
             eventually(lambda: has(number), timeout_s=3 * PATIENCE_S, why=f"{number} pods serve")
 
-        with Load(client, 6) as load:
+        name = f"omni-headless.{api.namespace}.svc.cluster.local:50051"
+        with Load(client, 6) as load, Caller(name) as caller:
             load.active = 6
             scale(1)
             old = set(waits)  # these were there before the load
@@ -89,7 +168,13 @@ def test_no_call_fails_while_replicas_go_and_come(
             f"{changes} times; {len(new)} new pods ended their first call {median(new):.1f} s after they were ready, "
             f"at most {max(new):.1f} s\n"
         )
-        assert load.wrong == []
+        moments = caller.moments
+        print_parts(
+            {"ready": since, "named": kubelet.named[address], **moments[address]}
+            for address, since in ready.items()
+            if address not in old
+        )
+        assert load.wrong + caller.wrong == []
         assert kubelet.failures == []
 
 

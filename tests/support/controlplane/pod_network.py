@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -73,8 +73,8 @@ class _Pod:
     process: subprocess.Popen[bytes]
     address_file: Path
     began: float
-    ready_s: float | None = None
-    """Seconds from the start of the process until it was ready."""
+    ready_at: float | None = None
+    """When the API server had its condition Ready, in seconds of a monotonic clock."""
     stopping: bool = False
 
 
@@ -91,20 +91,24 @@ class Kubelet:
         self._base = self._hosts.read_text()
         self.starts: list[tuple[str, float, float]] = []
         """Stage, start in seconds of a monotonic clock, and seconds until ready, of each pod that became ready."""
+        self.named: dict[str, float] = {}
+        """When a name first had each pod's address, in seconds of a monotonic clock."""
         self.failures: list[str] = []
         """Ends of stage servers that nobody asked for."""
         self.peak: dict[str, int] = {}
         """Largest number of pods of each stage at once."""
 
     def __enter__(self) -> Self:
-        # From this thread: the processes end with the thread that starts them.
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        # Processes end with the thread that starts them. Names have one of their own, as starts would delay them.
+        self._threads = [threading.Thread(target=self._run), threading.Thread(target=self._repeat, args=(self._name,))]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def count(self, stage: str = "") -> int:
         """Returns the number of processes, of one stage or of all."""
@@ -113,19 +117,22 @@ class Kubelet:
     def ready(self, stage: str) -> dict[str, float]:
         """Returns the address of each ready pod of a stage, and since when it is, in seconds of a monotonic clock."""
         pods = [pod for pod in list(self._pods.values()) if pod.stage == stage and not pod.stopping]
-        return {pod.address: pod.began + pod.ready_s for pod in pods if pod.ready_s is not None}
+        return {pod.address: pod.ready_at for pod in pods if pod.ready_at is not None}
 
     def _run(self) -> None:
         try:
-            while not self._ended.wait(0.1):
-                try:
-                    self._step()
-                except (ApiError, OSError) as error:
-                    sys.stderr.write(f"kubelet: {error}\n")
+            self._repeat(self._step)
         finally:
             for pod in self._pods.values():
                 pod.process.kill()
                 pod.process.wait()
+
+    def _repeat(self, step: Callable[[], None]) -> None:
+        while not self._ended.wait(0.1):
+            try:
+                step()
+            except (ApiError, OSError) as error:
+                sys.stderr.write(f"kubelet: {error}\n")
 
     def _step(self) -> None:
         live = {str(pod["metadata"]["uid"]): pod for pod in self._api.list("Pod") if pod["spec"].get("nodeName")}
@@ -136,7 +143,6 @@ class Kubelet:
             self._tend(uid, pod, live.get(uid))
         for stage in {pod.stage for pod in self._pods.values()}:
             self.peak[stage] = max(self.peak.get(stage, 0), self.count(stage))
-        self._write_hosts()
 
     def _start(self, uid: str, manifest: Manifest) -> None:
         self._number += 1
@@ -177,15 +183,17 @@ class Kubelet:
             self.failures.append(f"{pod.name}: {pod.process.returncode}")
             set_ready(self._api, manifest, ready=False)
             del self._pods[uid]
-        elif pod.ready_s is None and pod.address_file.exists():
-            pod.ready_s = time.monotonic() - pod.began
-            self.starts.append((pod.stage, pod.began, pod.ready_s))
+        elif pod.ready_at is None and pod.address_file.exists():
+            took = time.monotonic() - pod.began
             set_ready(self._api, manifest)
+            pod.ready_at = time.monotonic()
+            self.starts.append((pod.stage, pod.began, took))
 
     def _patch(self, name: str, status: Mapping[str, Any]) -> None:
         self._api.patch("Pod", name, {"status": dict(status)}, subresource="status")
 
-    def _write_hosts(self) -> None:
+    def _name(self) -> None:
+        """Writes the ready addresses of each Service, as the cluster's DNS would answer."""
         lines = []
         for item in self._api.list("EndpointSlice"):
             service = (item["metadata"].get("labels") or {}).get("kubernetes.io/service-name")
@@ -203,6 +211,9 @@ class Kubelet:
                 os.pwrite(descriptor, text.encode(), 0)
             finally:
                 os.close(descriptor)
+            now = time.monotonic()
+            for line in lines:
+                self.named.setdefault(line.partition(" ")[0], now)
 
 
 def _config_name(pod: Manifest) -> str:

@@ -1,8 +1,8 @@
 """Which pods a gRPC target has now: the one small interface to name resolution.
 
 A headless Service's name has one address for each ready pod. gRPC asks for it again only after a connection was lost,
-so a new pod would wait for traffic. Here it is asked again every REFRESH_S seconds while calls are made. A cache in
-front of the cluster's DNS must not hold answers longer: kubeadm's CoreDNS serves cluster names uncached.
+so a new pod would wait for traffic. Here it is asked again every REFRESH_S seconds while calls are made. A cache of the
+cluster's DNS delays new pods by as much as it holds an answer: docs/scaling.md lists which clusters have one.
 
 Another source, such as EndpointSlices, is a function with the signature of Resolve.
 """
@@ -18,7 +18,7 @@ from typing import Final
 Resolve = Callable[[], tuple[str, ...]]
 """Returns the pods' addresses as gRPC targets, such as ipv4:10.0.0.7:50051. It blocks. Raises OSError."""
 
-REFRESH_S: Final = 1.0
+REFRESH_S: Final = 0.5
 MAX_PODS: Final = 1000
 """Further addresses are ignored."""
 _NAMED: Final = re.compile(r"(?:dns:(?:///)?)?(?P<host>\[[^\]/]+\]|[^:/\[\]]+):(?P<port>\d{1,5})")
