@@ -44,7 +44,7 @@ _CONTAINERS: Final = {
     "video/x-matroska": "audio/x-matroska",
 }
 _JOINTS: Final = {
-    "audio/wav": re.compile(rb"(?:RIFF|RF64|BW64)....WAVE", re.DOTALL),
+    "audio/wav": re.compile(rb"WAVE(?<=(?:RIFF|RF64|BW64)....WAVE)", re.DOTALL),
     "audio/flac": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
     "audio/ogg": re.compile(rb"OggS\x00[\x02\x06]"),
     "audio/mp4": re.compile(rb"\x00\x00[\x00\x01][\x08-\xfc]ftyp[ -~]{4}"),
@@ -58,7 +58,11 @@ _JOINTS: Final = {
     "audio/x-voc": re.compile(rb"Creative Voice File\x1a"),
     "audio/x-w64": re.compile(rb"riff\x2e\x91\xcf\x11"),
 }
-"""The beginning of each file of a format, of which several may be joined. Of an Ogg file: of each of its streams."""
+"""The beginning of each file of a format, of which several may be joined. Of an Ogg file: of each of its streams.
+
+Each begins with bytes, which are found at 0.7 ms per MiB; an alternative in their place takes ten times as long."""
+_BEFORE_JOINT: Final = {"audio/wav": 8}
+"""Bytes of such a beginning that lie before what is searched for."""
 _BY_BEGINNING: Final = (
     *("audio/aiff", "audio/amr", "audio/basic", "audio/x-caf", "audio/x-nist", "audio/x-voc", "audio/x-w64"),
 )
@@ -154,14 +158,15 @@ def split_joined(media_type: str, view: memoryview) -> list[memoryview]:
     What precedes the first one, such as a tag, is left out. Raises MediaHeaderError if there are more than MAX_JOINED.
     """
     joint = _JOINTS.get(media_type)
-    if joint is None:
+    if joint is None or (media_type == "audio/wav" and _states_its_end(view)):
         return [view]
+    before = _BEFORE_JOINT.get(media_type, 0)
     starts: list[int] = []
     last = -1
     for count, found in enumerate(joint.finditer(view)):
         # The streams of one Ogg file all begin before the first page that continues one.
         if media_type != "audio/ogg" or last < 0 or _continues(view, last, found.start()):
-            starts.append(found.start())
+            starts.append(found.start() - before)
         last = found.start()
         if len(starts) > MAX_JOINED or count > MAX_SECTIONS:
             raise MediaHeaderError(f"more than {MAX_JOINED} audio files are joined; send fewer at a time")
@@ -170,6 +175,11 @@ def split_joined(media_type: str, view: memoryview) -> list[memoryview]:
     if not starts:
         return [view]  # a QuickTime file of the time before `ftyp`
     return [view[start:end] for start, end in zip(starts, (*starts[1:], len(view)), strict=True)]
+
+
+def _states_its_end(view: memoryview) -> bool:
+    """Returns whether a WAV's own length is that of the file, so that nothing is joined to it."""
+    return bytes(view[:4]) == b"RIFF" and struct.unpack_from("<I", view, 4)[0] + 8 == len(view)
 
 
 def _continues(view: memoryview, begin: int, end: int) -> bool:

@@ -13,9 +13,11 @@ from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 def content_key(slot: MediaSlot, rules: MediaRules, salt: str) -> bytes:
     """Returns a name of what decoding a medium gives: equal for equal bytes, equal instructions to the decoder, and an
-    equal cache salt. It takes a millisecond per MiB."""
+    equal cache salt. It takes a millisecond per MiB, half of that on processors with instructions for SHA-256."""
     job = json.dumps([salt, slot.kind, describe_job(slot, rules)[2]], sort_keys=True).encode()
-    return hashlib.blake2b(slot.data, key=hashlib.blake2b(job, digest_size=32).digest(), digest_size=32).digest()
+    digest = hashlib.sha256(hashlib.sha256(job).digest())
+    digest.update(slot.data)
+    return digest.digest()
 
 
 def decoded_bytes(part: MediaPart) -> int:
