@@ -14,7 +14,7 @@ from omni_stage.engine import factory
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import TakesStreams
-from omni_stage.vllm_adapter.core.properties import find_session_room
+from omni_stage.vllm_adapter.core.interface import find_session_room
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
 
 

@@ -31,16 +31,14 @@ from omni_stage.vllm_adapter.checks.gpu_driver import explain_cuda_failure
 from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
     END_STREAM,
-    KERNELS_COMPILED,
     SERVE_EAGER,
     STEPS_IN_FLIGHT,
-    WARM_STEPS,
     CorePart,
+    EngineCore,
     Params,
 )
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
-from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
 from omni_stage.vllm_adapter.process.env import without_load_spans
 from omni_stage.vllm_adapter.process.start_errors import StartError, collecting_start_errors
@@ -85,11 +83,11 @@ class _Opened:
     finished: bool = False
 
 
-class AsyncEngineCore(EngineProperties):
+class AsyncEngineCore(EngineCore):
     """EngineCore over OmniAsyncLLM."""
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
-        """`make_config` is called on the engine's thread; it raises ConfigurationError."""
+        """See EngineCore."""
         super().__init__(make_config)
         self._thread = EngineThread("engine-launcher")
         self._llm: OmniAsyncLLM | None = None
@@ -99,7 +97,7 @@ class AsyncEngineCore(EngineProperties):
 
     @property
     def loaded_config(self) -> VllmConfig:
-        """Configuration of the running engine. Raises NotReadyError before start."""
+        """See EngineCore."""
         return self._engine.vllm_config
 
     @property
@@ -140,22 +138,14 @@ class AsyncEngineCore(EngineProperties):
         except Exception as error:
             raise EngineDeadStageError("the engine's process ended while it turned compiled code off") from error
 
-    async def warm_steps(self) -> None:
-        """See EngineCore."""
-        await self._ask_workers(WARM_STEPS)
-
-    async def kernels_compiled(self) -> int:
-        """See EngineCore."""
-        counts: list[int] = await self._ask_workers(KERNELS_COMPILED)
-        return sum(counts)
-
-    async def _ask_workers(self, method: str) -> Any:
+    async def _ask_workers(self, method: str) -> list[Any]:
         try:
-            return await self._engine.collective_rpc(method)
+            answers: list[Any] = await self._engine.collective_rpc(method)
         except Exception as error:
             raise EngineDeadStageError(
                 f"a worker failed at {method} ({type(error).__name__}); the log above names the cause"
             ) from error
+        return answers
 
     async def stream(
         self,

@@ -26,26 +26,23 @@ from vllm.v1.metrics.stats import IterationStats
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError, NotReadyError
 from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.core.interface import (
-    COMPARE_WITH_EAGER,
     END_STREAM,
-    KERNELS_COMPILED,
     SERVE_EAGER,
     STEPS_IN_FLIGHT,
-    WARM_STEPS,
     CorePart,
+    EngineCore,
     Params,
 )
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
-from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
 
 
-class InprocEngineCore(EngineProperties):
+class InprocEngineCore(EngineCore):
     """EngineCore over InprocOmniLLM and the process' EngineThread."""
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
-        """`make_config` is called on the engine's thread; it raises ConfigurationError."""
+        """See EngineCore."""
         super().__init__(make_config)
         self._thread = EngineThread.shared()
         self._llm: InprocOmniLLM | None = None
@@ -53,7 +50,7 @@ class InprocEngineCore(EngineProperties):
 
     @property
     def loaded_config(self) -> VllmConfig:
-        """Configuration of the running engine. Raises NotReadyError before start."""
+        """See EngineCore."""
         return self.llm.config
 
     @property
@@ -72,23 +69,11 @@ class InprocEngineCore(EngineProperties):
         """Load the model on the engine's thread."""
         self._llm = await asyncio.wrap_future(self._thread.submit(self._launch))
 
-    async def compare_with_eager(self) -> str:
-        """See EngineCore."""
-        return next(filter(None, await self._ask_workers(COMPARE_WITH_EAGER)), "")
-
     async def serve_eager(self) -> None:
         """See EngineCore."""
         await self._ask_workers(SERVE_EAGER)
         core = self.llm.engine_core.engine_core
         await asyncio.wrap_future(self._thread.submit(lambda: setattr(core, STEPS_IN_FLIGHT, 1)))
-
-    async def warm_steps(self) -> None:
-        """See EngineCore."""
-        await self._ask_workers(WARM_STEPS)
-
-    async def kernels_compiled(self) -> int:
-        """See EngineCore."""
-        return sum(await self._ask_workers(KERNELS_COMPILED))
 
     async def _ask_workers(self, method: str) -> list[Any]:
         client = self.llm.engine_core
@@ -164,7 +149,7 @@ class InprocEngineCore(EngineProperties):
         await asyncio.shield(asyncio.wrap_future(self._thread.submit(lambda: llm.abort(request_id))))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its stream raises ModelExecutionError unless it is closed first."""
+        """See EngineCore."""
         llm = self._llm
         if llm is not None and llm.error is None:
             await asyncio.wrap_future(self._thread.submit(lambda: llm.cancel(request_id)))
