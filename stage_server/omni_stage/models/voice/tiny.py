@@ -14,6 +14,7 @@ from torch import nn
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.shared.tiny.shards import write_json
+from omni_stage.models.shared.tiny.weights import PEAK, measure_peak
 from omni_stage.models.voice.vits import Speaker, Utterance, Vits
 from omni_stage.models.voice.weights import make_config
 
@@ -29,8 +30,6 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
-_PEAK: Final = 0.6
-"""Largest absolute sample of the trial utterance after scaling; full scale is 1."""
 
 
 def write_tiny_checkpoint(directory: str | Path, seed: int = 0, shape: str = "small") -> Path:
@@ -117,13 +116,10 @@ def _fan_in(model: Vits, name: str) -> int:
 
 
 def _make_audible(model: Vits, config: Any) -> None:
-    """Scale the last layer so that a trial utterance peaks at _PEAK."""
-    ids = [*range(1, 20)]
+    """Scale the last layer so that a trial utterance peaks at PEAK."""
+    trial = [Utterance([*range(1, 20)], 0, 0, 0.667, 0.8, 1.0)]
     last = model.decoder.conv_post
-    peaks: list[float] = []
     with torch.no_grad():
         last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # so that the audio has no constant offset
-        hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before tanh
-        Speaker(model, config, use_graphs=False).speak([Utterance(ids, 0, 0, 0.667, 0.8, 1.0)])
-        hook.remove()
-        last.weight.mul_(math.atanh(_PEAK) / max(peaks[0], 1e-9))
+        peak = measure_peak(last, lambda: Speaker(model, config, use_graphs=False).speak(trial))
+        last.weight.mul_(math.atanh(PEAK) / peak)

@@ -42,6 +42,12 @@ from omni_stage.vllm_adapter.media.positions import (
 _PAIR: Final = "+"
 
 
+def placeholder_ids(thinker: Any) -> dict[str, int]:
+    """Returns the ids that stand for media, by modality, from the thinker's part of config.json."""
+    # For Qwen2.5-Omni, whose file has other names, transformers' configuration has these too.
+    return {modality: int(getattr(thinker, f"{modality}_token_id")) for modality in (AUDIO, IMAGE, VIDEO)}
+
+
 class PairedProcessor:
     """Mixin for a vLLM processor.
 
@@ -55,14 +61,11 @@ class PairedProcessor:
         """See `positions.Interleave`."""
         raise NotImplementedError
 
-    def heard_tokens(self) -> tuple[Tokens, float]:
-        """Returns the checkpoint's token ids, and its positions per second of video."""
-        raise NotImplementedError
-
     def _maybe_apply_prompt_updates(
         self, mm_items: Any, mm_res: Any
     ) -> tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]:
-        tokens, positions_per_second = self.heard_tokens()
+        thinker = self.info.get_hf_config()
+        tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
         if not tokens.has_heard_video(mm_res.prompt_ids):
             plain: tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]
             plain = super()._maybe_apply_prompt_updates(mm_items, mm_res)  # type: ignore[misc]
@@ -74,7 +77,8 @@ class PairedProcessor:
         videos = mm_items.get_items(VIDEO, VideoProcessorItems)
         # The processor's output does not have the grids of videos that its cache holds, so count the frames.
         grids = [-(-videos.get_num_frames(item) // FRAMES_PER_GRID) for item in range(len(videos))]
-        expanded, places = expand(mm_res.prompt_ids, lengths, grids, tokens, self.interleave, positions_per_second)
+        per_second = float(thinker.position_id_per_seconds)
+        expanded, places = expand(mm_res.prompt_ids, lengths, grids, tokens, self.interleave, per_second)
         found: dict[str, list[PlaceholderFeaturesInfo]] = {}
         for place in places:
             mask = None if place.mask is None else torch.from_numpy(place.mask)
@@ -90,14 +94,6 @@ class PairedModel:
     config: Any
     frames_share: ClassVar[bool]
     """See place_prompt."""
-
-    def heard_ids(self) -> Mapping[str, int]:
-        """Returns the placeholder ids by modality."""
-        raise NotImplementedError
-
-    def heard_positions_per_second(self) -> float:
-        """Returns the positions per second of video."""
-        raise NotImplementedError
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
@@ -120,7 +116,7 @@ class PairedModel:
         return torch.from_numpy(positions), int(positions[:, -1].max()) + 1 - len(input_tokens)
 
     def _block(self, start: int, features: Mapping[str, MultiModalFeatureSpec]) -> Block:
-        per_second = self.heard_positions_per_second()
+        per_second = float(self.config.position_id_per_seconds)
         merge = int(self.config.vision_config.spatial_merge_size)
         parts: dict[str, np.ndarray] = {}
         for modality, feature in features.items():
@@ -143,9 +139,8 @@ class PairedModel:
     ) -> torch.Tensor:
         """Returns embeddings [tokens, H], with the rows of media at their placeholders."""
         if multimodal_embeddings is not None and len(multimodal_embeddings) and is_multimodal is not None:
-            multimodal_embeddings = in_token_order(
-                multimodal_embeddings, input_ids[: is_multimodal.shape[0]].cpu()[is_multimodal.cpu()], self.heard_ids()
-            )
+            placeholders = input_ids[: is_multimodal.shape[0]].cpu()[is_multimodal.cpu()]
+            multimodal_embeddings = in_token_order(multimodal_embeddings, placeholders, placeholder_ids(self.config))
         embedded: torch.Tensor = super().embed_input_ids(  # type: ignore[misc]
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from omni_stage.models.shared.tiny.end_of_speech import end_after_text
+from omni_stage.models.shared.tiny.weights import end_after_text
 
 PAD, END = 99, 7
 

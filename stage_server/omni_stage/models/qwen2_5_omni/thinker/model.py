@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions
-from omni_stage.vllm_adapter.media.positions import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
-from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor
+from omni_stage.vllm_adapter.media.positions import interleave_chunks
+from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor, placeholder_ids
 
 
 class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
@@ -29,12 +28,6 @@ class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
         """See `places.Interleave`. Each chunk holds some seconds of video, then as much audio."""
         thinker = self.info.get_hf_config()
         return interleave_chunks(times, audio_count, int(thinker.position_id_per_seconds * thinker.seconds_per_chunk))
-
-    def heard_tokens(self) -> tuple[Tokens, float]:
-        """See PairedProcessor."""
-        thinker = self.info.get_hf_config()
-        tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
-        return tokens, float(thinker.position_id_per_seconds)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -56,14 +49,6 @@ class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
         placeholders = torch.tensor(self.placeholder_token_ids, dtype=torch.int64, device=device)
         self.register_buffer("_placeholders", placeholders, persistent=False)
 
-    def heard_ids(self) -> Mapping[str, int]:
-        """See PairedModel."""
-        return placeholder_ids(self.config)
-
-    def heard_positions_per_second(self) -> float:
-        """See PairedModel."""
-        return float(self.config.position_id_per_seconds)
-
     def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
         """Returns the rows: hidden state plus input embedding, or only the hidden state at a medium's placeholder."""
         ids, hidden = positions.input_ids, positions.hidden_states
@@ -76,12 +61,3 @@ class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the thinker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
-
-
-def placeholder_ids(thinker: Any) -> dict[str, int]:
-    """Returns the ids that stand for media, by modality, from the thinker's part of config.json."""
-    return {
-        AUDIO: int(thinker.audio_token_index),
-        IMAGE: int(thinker.image_token_index),
-        VIDEO: int(thinker.video_token_index),
-    }

@@ -44,9 +44,8 @@ from omni_stage.models.shared.config_file import quiet_transformers
 from omni_stage.models.shared.tiny.shards import old_rope, write_json, write_shards
 from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import END_OF_TEXT, PADDING, legible_token_ids, train_tokenizer
+from omni_stage.models.shared.tiny.weights import keep_rows
 
-_SHARD_BYTES = 1_000_000
-"""Small enough that the checkpoint has several shards, like large checkpoints."""
 _UNSTORED_BYTES = 96
 """The index states so many bytes too many as its total size, as the published 7B index does. No code may rely on that
 size."""
@@ -77,11 +76,11 @@ def write_tiny_checkpoint(
     tokenizer = processor.tokenizer
     speakers = _make_speakers(tokenizer, model.config.token2wav_config.dit_config, seed)
     weights.fill_weights(model, seed)
-    weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
-    weights.silence_unused_codes(model.talker, sizes.audio_codes)
+    keep_rows(model.thinker.lm_head.weight, legible_token_ids(tokenizer))
+    keep_rows(model.talker.codec_head.weight, [*range(sizes.audio_codes), model.talker.codec_eos_token])
     weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
     weights.make_audible(model.token2wav, speakers["Chelsie"], sizes.audio_codes, seed)
-    write_shards(directory, release_weights(model), _SHARD_BYTES, unstored_bytes=_UNSTORED_BYTES)
+    write_shards(directory, release_weights(model), unstored_bytes=_UNSTORED_BYTES)
     write_json(directory / "config.json", release_config(values, dtype))
     write_generation_config(directory)
     with quiet_transformers():

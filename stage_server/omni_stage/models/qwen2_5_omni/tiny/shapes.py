@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
+from omni_stage.models.shared.tiny.sizes import HEAD_DIM, TinySizes, special_ids
 from omni_stage.models.shared.tiny.tokenizer import build_chat_template
 
 SPECIAL_TOKENS = (
@@ -55,26 +55,11 @@ CODEC_EXTRA_IDS = 12
 """Number of the talker's ids above the audio codes: pad, start, end, mask, and unused ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class TinyShape:
-    """The sizes that can be chosen. All others follow from these or are fixed. All attention heads are 32 wide."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyShape(TinySizes):
+    """The sizes that can be chosen."""
 
-    vocab_size: int = 640
-    """Rows of the thinker's embedding: bytes, merges and special tokens."""
-    thinker_heads: int = 4
-    """Query heads of the thinker; its hidden size is 32 times this."""
-    thinker_kv_heads: int = 2
-    """Key-value heads of the thinker; fewer than thinker_heads means grouped-query attention."""
     thinker_layers: int = 2
-    """Layers of the thinker."""
-    talker_hidden_size: int = 96
-    """Hidden size of the talker."""
-    talker_heads: int = 4
-    """Query heads of the talker."""
-    talker_kv_heads: int = 2
-    """Key-value heads of the talker."""
-    talker_layers: int = 2
-    """Layers of the talker."""
     encoder_layers: int = 1
     """Layers of the audio encoder and of the vision encoder."""
     audio_codes: int = 128
@@ -86,8 +71,6 @@ class TinyShape:
     does not state the size."""
     mel_bins: int = 16
     """Mel bins between the diffusion transformer and the vocoder."""
-    max_position_embeddings: int = 8192
-    """Longest sequence of thinker and talker."""
 
 
 SHAPES: Mapping[str, TinyShape] = MappingProxyType(

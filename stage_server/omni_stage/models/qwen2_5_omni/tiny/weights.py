@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from omni_stage.models.shared.tiny import end_of_speech
-
-_PEAK = 0.6
-"""Largest absolute sample of the trial utterance after scaling; full scale is 1."""
+from omni_stage.models.shared.tiny import weights as shared
 
 
 def fill_weights(model: Any, seed: int) -> None:
@@ -31,24 +29,6 @@ def fill_weights(model: Any, seed: int) -> None:
                     _draw(module.bias, 0.05, generator)
 
 
-def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of all tokens except `legible_token_ids`, so that greedy replies are legible."""
-    with torch.no_grad():
-        weight = thinker.lm_head.weight
-        keep = torch.zeros(weight.shape[0], 1)
-        keep[sorted(legible_token_ids)] = 1.0
-        weight.mul_(keep)
-
-
-def silence_unused_codes(talker: Any, audio_codes: int) -> None:
-    """Zero the output rows of ids that are neither audio codes nor the end, so that every greedy code has audio."""
-    with torch.no_grad():
-        keep = torch.zeros(talker.codec_head.weight.shape[0], 1)
-        keep[:audio_codes] = 1.0
-        keep[talker.codec_eos_token] = 1.0
-        talker.codec_head.weight.mul_(keep)
-
-
 def end_after_text(model: Any, text_ids: int) -> None:
     """Make the talker end its speech soon after the text. text_ids: number of ids that are not special tokens."""
     talker, embed = model.talker, model.thinker.get_input_embeddings()
@@ -62,22 +42,19 @@ def end_after_text(model: Any, text_ids: int) -> None:
         return states
 
     head = talker.codec_head.weight
-    end_of_speech.end_after_text(head, talker.codec_eos_token, run, text_ids, config.tts_text_pad_token_id)
+    shared.end_after_text(head, talker.codec_eos_token, run, text_ids, config.tts_text_pad_token_id)
 
 
 def make_audible(token2wav: Any, speaker: dict[str, Any], audio_codes: int, seed: int) -> None:
-    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at _PEAK."""
+    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at shared.PEAK."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(audio_codes, (1, 64), generator=generator)
     last = token2wav.code2wav_bigvgan_model.conv_post
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # so that the audio has no constant offset
-        peaks: list[float] = []
-        hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
-        token2wav(codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])
-        hook.remove()
-        last.weight.mul_(_PEAK / max(peaks[0], 1e-9))
+        spoken = partial(token2wav, codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])
+        last.weight.mul_(shared.PEAK / shared.measure_peak(last, spoken))
 
 
 def make_speaker(bos_token_id: int, dit_config: Any, generator: torch.Generator) -> dict[str, Any]:

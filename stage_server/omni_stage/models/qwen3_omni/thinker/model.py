@@ -26,8 +26,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions, Stretch
-from omni_stage.vllm_adapter.media.positions import AUDIO, IMAGE, VIDEO, Tokens, interleave_times
-from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor
+from omni_stage.vllm_adapter.media.positions import interleave_times
+from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor, placeholder_ids
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 MEDIA = "media"
@@ -66,12 +66,6 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
     def interleave(self, times: np.ndarray, audio_count: int) -> np.ndarray:
         """See `places.Interleave`."""
         return interleave_times(times, audio_count)
-
-    def heard_tokens(self) -> tuple[Tokens, float]:
-        """See PairedProcessor."""
-        thinker = self.info.get_hf_config()
-        tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
-        return tokens, float(thinker.position_id_per_seconds)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -124,14 +118,6 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         lengths: list[int] = audio_input["audio_feature_lengths"].flatten().tolist()
         return encode_each(encode, audio_input["input_features"], lengths, 2 * self.audio_tower.n_window)
 
-    def heard_ids(self) -> Mapping[str, int]:
-        """See PairedModel."""
-        return placeholder_ids(self.config)
-
-    def heard_positions_per_second(self) -> float:
-        """See PairedModel."""
-        return float(self.config.position_id_per_seconds)
-
     def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
         """Returns the ranges of media within the stretch, relative to its start.
 
@@ -154,15 +140,6 @@ def count_frames(audio: np.ndarray | tuple[np.ndarray, float], hop: int) -> int:
     """Returns how many full frames of `hop` samples audio [samples] has. `audio` may be a pair with its sample rate."""
     samples = audio[0] if isinstance(audio, tuple) else audio
     return int(samples.shape[-1]) // hop
-
-
-def placeholder_ids(thinker: Any) -> dict[str, int]:
-    """Returns the ids that stand for media, by modality, from the thinker's part of config.json."""
-    return {
-        AUDIO: int(thinker.audio_token_id),
-        IMAGE: int(thinker.image_token_id),
-        VIDEO: int(thinker.video_token_id),
-    }
 
 
 def encode_each(

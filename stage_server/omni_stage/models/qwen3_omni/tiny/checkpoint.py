@@ -34,9 +34,8 @@ from omni_stage.models.shared.config_file import quiet_transformers
 from omni_stage.models.shared.tiny.shards import old_rope, write_json, write_shards
 from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import END_OF_TEXT, PADDING, legible_token_ids, train_tokenizer
+from omni_stage.models.shared.tiny.weights import keep_rows
 
-_SHARD_BYTES = 1_000_000
-"""Small enough that the checkpoint has several shards, like large checkpoints."""
 _TOKEN_PIXELS = 32 * 32
 
 
@@ -67,11 +66,11 @@ def write_tiny_checkpoint(
         model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**values)).float().eval()
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     weights.fill_weights(model, seed)
-    weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
-    weights.silence_unused_codes(model.talker, sizes.audio_codes)
+    keep_rows(model.thinker.lm_head.weight, legible_token_ids(tokenizer))
+    keep_rows(model.talker.codec_head.weight, [*range(sizes.audio_codes), model.talker.config.codec_eos_token_id])
     weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
     weights.make_audible(model.code2wav, seed)
-    write_shards(directory, release_weights(model), _SHARD_BYTES, metadata={"format": "pt"})
+    write_shards(directory, release_weights(model), metadata={"format": "pt"})
     return directory
 
 

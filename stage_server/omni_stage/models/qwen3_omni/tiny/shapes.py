@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
+from omni_stage.models.shared.tiny.sizes import HEAD_DIM, TinySizes, special_ids
 from omni_stage.models.shared.tiny.tokenizer import build_chat_template
 
 SPECIAL_TOKENS = (
@@ -67,25 +67,16 @@ of them except the id that ends the stream."""
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
 
 
-@dataclass(frozen=True, slots=True)
-class TinyShape:
-    """The sizes that can be chosen. All others follow from these or are fixed. All attention heads are 32 wide."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyShape(TinySizes):
+    """The sizes that can be chosen."""
 
-    vocab_size: int = 640
-    """Rows of the thinker's embedding: bytes, merges and special tokens."""
-    thinker_heads: int = 4
-    """Query heads of the thinker; its hidden size is 32 times this."""
-    thinker_kv_heads: int = 2
     thinker_layers: int = 3
     thinker_experts: int = 4
     """Experts in each of the thinker's layers; each token uses two."""
     accept_hidden_layer: int = 2
     """Layer of the thinker whose hidden states the talker reads for media. It lies above the layer that adds the vision
     encoder's deepstack features."""
-    talker_hidden_size: int = 96
-    talker_heads: int = 4
-    talker_kv_heads: int = 2
-    talker_layers: int = 2
     talker_experts: int = 4
     """Experts in each of the talker's layers; each token uses two and the shared expert."""
     predictor_layers: int = 2
@@ -98,7 +89,6 @@ class TinyShape:
     code2wav_layers: int = 2
     window: int = 12
     """Frames that code2wav's attention sees; 72 in the published models."""
-    max_position_embeddings: int = 8192
 
 
 SHAPES: Mapping[str, TinyShape] = MappingProxyType(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
-from omni_stage.models.shared.tiny import end_of_speech
-
-_PEAK = 0.6
-"""Largest absolute sample of the trial utterance after scaling; full scale is 1."""
+from omni_stage.models.shared.tiny import weights as shared
 
 
 def fill_weights(model: Any, seed: int) -> None:
@@ -24,16 +22,6 @@ def fill_weights(model: Any, seed: int) -> None:
         for name, parameter in sorted(model.named_parameters()):
             drawn = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(_shape_draw(name, parameter, drawn))
-
-
-def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of all tokens except `legible_token_ids`, so that greedy replies are legible."""
-    _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
-
-
-def silence_unused_codes(talker: Any, audio_codes: int) -> None:
-    """Zero the output rows of ids that are neither audio codes nor the end."""
-    _keep_rows(talker.codec_head.weight, [*range(audio_codes), talker.config.codec_eos_token_id])
 
 
 def end_after_text(model: Any, text_ids: int) -> None:
@@ -51,29 +39,18 @@ def end_after_text(model: Any, text_ids: int) -> None:
         return states
 
     head, config = talker.codec_head.weight, talker.config
-    end_of_speech.end_after_text(head, config.codec_eos_token_id, run, text_ids, model.config.tts_pad_token_id)
+    shared.end_after_text(head, config.codec_eos_token_id, run, text_ids, model.config.tts_pad_token_id)
 
 
 def make_audible(code2wav: Any, seed: int) -> None:
-    """Scale the last layer so that a trial utterance of random codes peaks at _PEAK."""
+    """Scale the last layer so that a trial utterance of random codes peaks at shared.PEAK."""
     generator = torch.Generator().manual_seed(seed)
     config = code2wav.config
     codes = torch.randint(config.codebook_size, (1, config.num_quantizers, 24), generator=generator)
     last = code2wav.decoder[-1].conv
     with torch.no_grad():
         last.bias.zero_()
-        peaks: list[float] = []
-        hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
-        code2wav(codes)
-        hook.remove()
-        last.weight.mul_(_PEAK / max(peaks[0], 1e-9))
-
-
-def _keep_rows(weight: torch.Tensor, rows: list[int]) -> None:
-    with torch.no_grad():
-        keep = torch.zeros(weight.shape[0], 1)
-        keep[rows] = 1.0
-        weight.mul_(keep)
+        last.weight.mul_(shared.PEAK / shared.measure_peak(last, partial(code2wav, codes)))
 
 
 def _shape_draw(name: str, parameter: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
 
-_INDEX = "model.safetensors.index.json"
+SHARD_BYTES: Final = 1_000_000
+"""Small enough that a tiny checkpoint has several shards, like large checkpoints."""
+_INDEX: Final = "model.safetensors.index.json"
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
@@ -21,12 +23,11 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
 def write_shards(
     directory: Path,
     weights: Iterator[tuple[str, torch.Tensor]],
-    shard_bytes: int,
     *,
     unstored_bytes: int = 0,
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write the weights, in their order, into shards of at most about shard_bytes, and the index. Removes old shards.
+    """Write the weights, in their order, into shards of at most about SHARD_BYTES, and the index. Removes old shards.
 
     `unstored_bytes`: how much the index overstates the total size; `metadata`: written to every shard.
     """
@@ -35,7 +36,7 @@ def write_shards(
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = total = 0
     for name, tensor in weights:
-        if size and size + tensor.nbytes > shard_bytes:
+        if size and size + tensor.nbytes > SHARD_BYTES:
             shards.append({})
             size = 0
         # Clone, because safetensors refuses tensors that share memory.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from omni_stage.errors import ConfigurationError
 
@@ -14,19 +15,23 @@ _BYTES = 256
 _MINIMUM_MERGES = 64
 
 
-class TinySizes(Protocol):
-    """The attributes that every family's TinyShape has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinySizes:
+    """The sizes that every family's TinyShape has. All others follow from these or are fixed. All attention heads are
+    32 wide."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def thinker_heads(self) -> int: ...
-    @property
-    def thinker_kv_heads(self) -> int: ...
-    @property
-    def talker_heads(self) -> int: ...
-    @property
-    def talker_kv_heads(self) -> int: ...
+    vocab_size: int = 640
+    """Rows of the thinker's embedding: bytes, merges and special tokens."""
+    thinker_heads: int = 4
+    """Query heads of the thinker; its hidden size is 32 times this."""
+    thinker_kv_heads: int = 2
+    """Key-value heads of the thinker; fewer than thinker_heads means grouped-query attention."""
+    talker_hidden_size: int = 96
+    talker_heads: int = 4
+    talker_kv_heads: int = 2
+    talker_layers: int = 2
+    max_position_embeddings: int = 8192
+    """Longest sequence of thinker and talker."""
 
 
 _Shape = TypeVar("_Shape", bound=TinySizes)
