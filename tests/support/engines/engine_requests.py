@@ -10,6 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
+from omni_stage.models.component import EngineInput
 from omni_stage.payloads import (
     AdditionalInformationPayload,
     PromptEmbedsPayload,
@@ -22,9 +23,7 @@ EMBEDS = PromptEmbedsPayload.from_tensor(torch.ones(3, 4))
 
 def sampled(prompt: Any = None, params: SamplingParams | None = None, **kwargs: Any) -> OmniEngineCoreRequest:
     prompt = {"prompt_token_ids": [1, 2, 3]} if prompt is None else prompt
-    return OmniEngineCoreRequest(
-        request_id="r", prompt=prompt, sampling_params=SamplingParams() if params is None else params, **kwargs
-    )
+    return _request(prompt, SamplingParams() if params is None else params, **kwargs)
 
 
 def embedded(params: SamplingParams | None = None, **kwargs: Any) -> OmniEngineCoreRequest:
@@ -32,4 +31,11 @@ def embedded(params: SamplingParams | None = None, **kwargs: Any) -> OmniEngineC
 
 
 def pooled(prompt: Any = None, **kwargs: Any) -> OmniEngineCoreRequest:
-    return OmniEngineCoreRequest(request_id="r", prompt=prompt or {}, pooling_params=PoolingParams(), **kwargs)
+    return _request(prompt or {}, PoolingParams(), **kwargs)
+
+
+def _request(
+    prompt: Any, params: Any, *, want_rows: bool = False, cache_salt: str = "", **fields: Any
+) -> OmniEngineCoreRequest:
+    given = EngineInput(prompt=prompt, **fields)
+    return OmniEngineCoreRequest(request_id="r", input=given, params=params, want_rows=want_rows, cache_salt=cache_salt)

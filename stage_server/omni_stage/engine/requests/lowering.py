@@ -178,10 +178,10 @@ class Lowering:
         self, request: StageRequest, prepared: EngineInput, params: Params, *, streamed: bool = False
     ) -> tuple[dict[str, Any], Params]:
         """Returns vLLM's prompt and parameters. Raises as OmniEngineCoreRequest.lower does."""
-        lowered = OmniEngineCoreRequest.from_engine_input(
-            request.request_id,
-            prepared,
-            params,
+        lowered = OmniEngineCoreRequest(
+            request_id=request.request_id,
+            input=prepared,
+            params=params,
             want_rows=request.want_tensors and self.captures_rows,
             cache_salt=request.cache_salt,
         )

@@ -8,8 +8,8 @@ unchanged to the scheduler and the worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from omni_stage.payloads import (
     PromptEmbedsPayload,
 )
 from omni_stage.payloads.input_digests import OMNI_DIGESTS_KEY
+from omni_stage.vllm_adapter.core.interface import Params
 
 PLACEHOLDER_PROMPT: Final = (0,)
 """Prompt of a diffusion request that has none. vLLM schedules only requests with at least one token, and the model
@@ -60,52 +61,17 @@ class OmniEngineCoreRequest:
     """One request to an engine. `validate` checks it, `lower` returns vLLM's prompt and parameters."""
 
     request_id: str
-    prompt: Mapping[str, Any]
-    """A vLLM prompt of `prompt_token_ids`, or of `prompt` text, and `multi_modal_data`."""
-    sampling_params: SamplingParams | None = None
-    pooling_params: PoolingParams | None = None
-    prompt_embeds: PromptEmbedsPayload | None = None
-    """Embeddings that replace the prompt's token ids."""
-    additional_information: AdditionalInformationPayload | None = None
-    input_digests: bytes = b""
-    """See EngineInput."""
-    suppress_token_ids: Sequence[int] = field(default=())
-    """Token ids that must not be sampled."""
-    stop_token_ids: Sequence[int] = field(default=())
-    """Token ids that end the output, in addition to the stop tokens in sampling_params."""
-    repeat_limit: int | None = None
-    """How often in a row one token may be sampled before the output ends; at least 2."""
+    input: EngineInput
+    params: Params
     want_rows: bool = False
     """Whether the runner returns the rows that it captures."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes; requests with an empty salt share theirs."""
 
-    @classmethod
-    def from_engine_input(
-        cls,
-        request_id: str,
-        prepared: EngineInput,
-        params: SamplingParams | PoolingParams,
-        *,
-        want_rows: bool = False,
-        cache_salt: str = "",
-    ) -> OmniEngineCoreRequest:
-        """Create the request from a component's prepared input."""
-        is_sampling = isinstance(params, SamplingParams)
-        return cls(
-            request_id=request_id,
-            prompt=prepared.prompt,
-            sampling_params=params if is_sampling else None,
-            pooling_params=None if is_sampling else params,
-            prompt_embeds=prepared.prompt_embeds,
-            additional_information=prepared.additional_information,
-            input_digests=prepared.input_digests,
-            suppress_token_ids=prepared.suppress_token_ids,
-            stop_token_ids=prepared.stop_token_ids,
-            repeat_limit=prepared.repeat_limit,
-            want_rows=want_rows,
-            cache_salt=cache_salt,
-        )
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether a diffusion stage or a decoder runs the request."""
+        return isinstance(self.params, PoolingParams)
 
     def validate(self, traits: EngineTraits) -> None:
         """Refuse a request that the engine cannot run or that would end the engine.
@@ -114,22 +80,23 @@ class OmniEngineCoreRequest:
         """
         self._check_form()
         self._check_prompt(traits)
-        self._check_token_ids("suppress_token_ids", self.suppress_token_ids, traits)
-        given = None if self.sampling_params is None else self.sampling_params.stop_token_ids
-        self._check_token_ids("stop_token_ids", (*self.stop_token_ids, *(given or ())), traits)
+        self._check_token_ids("suppress_token_ids", self.input.suppress_token_ids, traits)
+        given = getattr(self.params, "stop_token_ids", None) or ()
+        self._check_token_ids("stop_token_ids", (*self.input.stop_token_ids, *given), traits)
         self._check_payload(traits)
         check_conflicts(self.features(traits))
 
-    def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
+    def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], Params]:
         """Validate the request, and return vLLM's prompt and parameters. All but media are copies.
 
         Raises what `validate` raises.
         """
         self.validate(traits)
-        prompt = {name: value for name, value in self.prompt.items() if name != "additional_information"}
-        if self.prompt_embeds is not None:
-            prompt = {"prompt_embeds": _cast_embeds(self.prompt_embeds.to_tensor(), traits.embeds_dtype)}
-        elif self.pooling_params is not None and not prompt.get("prompt_token_ids"):
+        given = self.input
+        prompt = {name: value for name, value in given.prompt.items() if name != "additional_information"}
+        if given.prompt_embeds is not None:
+            prompt = {"prompt_embeds": _cast_embeds(given.prompt_embeds.to_tensor(), traits.embeds_dtype)}
+        elif self.is_one_shot and not prompt.get("prompt_token_ids"):
             prompt["prompt_token_ids"] = list(PLACEHOLDER_PROMPT)
         elif "prompt_token_ids" in prompt:
             # A copy: vLLM's output processor and scheduler both extend the list that they get.
@@ -137,38 +104,36 @@ class OmniEngineCoreRequest:
         if self.cache_salt:
             prompt["cache_salt"] = self.cache_salt
         extra = self._build_extra()
-        if self.pooling_params is not None:
-            pooling = self.pooling_params.clone()
+        if isinstance(self.params, PoolingParams):
+            pooling = self.params.clone()
             pooling.extra_kwargs = extra or None
             return prompt, pooling
-        if self.sampling_params is None:
-            raise InvalidRequestError("a request needs sampling_params or pooling_params", field="params")
-        sampling = self.sampling_params.clone()
-        if self.stop_token_ids:
-            stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
+        sampling = self.params.clone()
+        if given.stop_token_ids:
+            stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *given.stop_token_ids})
             # Construct a new object, because only the constructor derives further fields from the stop tokens.
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
-        if self.repeat_limit is not None:
+        if given.repeat_limit is not None:
             sampling.repetition_detection = RepetitionDetectionParams(
-                max_pattern_size=1, min_pattern_size=1, min_count=self.repeat_limit
+                max_pattern_size=1, min_pattern_size=1, min_count=given.repeat_limit
             )
         sampling.extra_args = extra or None
-        if self.suppress_token_ids:
-            banned = dict.fromkeys(self.suppress_token_ids, float("-inf"))
+        if given.suppress_token_ids:
+            banned = dict.fromkeys(given.suppress_token_ids, float("-inf"))
             sampling.logit_bias = {**(sampling.logit_bias or {}), **banned}
         return prompt, sampling
 
     def features(self, traits: EngineTraits) -> set[Feature]:
         """Returns the features of the request and its engine that may conflict."""
-        sampling = self.sampling_params
+        sampling = self.params
         uses = {
-            Feature.PROMPT_EMBEDS: self.prompt_embeds is not None,
-            Feature.MULTIMODAL: bool(self.prompt.get("multi_modal_data")),
-            Feature.POOLING: self.pooling_params is not None,
+            Feature.PROMPT_EMBEDS: self.input.prompt_embeds is not None,
+            Feature.MULTIMODAL: bool(self.input.prompt.get("multi_modal_data")),
+            Feature.POOLING: self.is_one_shot,
             Feature.CAPTURED_ROWS: self.want_rows,
             Feature.STREAM_FED: traits.stream_fed,
         }
-        if sampling is not None:
+        if isinstance(sampling, SamplingParams):
             output_penalties = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
             uses |= {
                 Feature.PENALTIES: output_penalties or sampling.repetition_penalty != 1,
@@ -185,34 +150,32 @@ class OmniEngineCoreRequest:
     def _check_form(self) -> None:
         if not self.request_id:
             raise InvalidRequestError("request_id must not be empty", field="request_id")
-        if (self.sampling_params is None) == (self.pooling_params is None):
-            raise InvalidRequestError("exactly one of sampling_params and pooling_params must be set", field="params")
-        if unknown := sorted(set(self.prompt) - _PROMPT_KEYS):
+        if unknown := sorted(set(self.input.prompt) - _PROMPT_KEYS):
             raise InvalidRequestError(
                 f"the prompt has {len(unknown)} unknown keys; known are {', '.join(sorted(_PROMPT_KEYS))}",
                 field="prompt",
             )
-        params = self.sampling_params if self.sampling_params is not None else self.pooling_params
         # vLLM reads handles of KV transfers and cache controls from these fields, so a caller must not set them.
-        if getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None):
+        if getattr(self.params, "extra_args", None) or getattr(self.params, "extra_kwargs", None):
             raise InvalidRequestError(
                 "extra_args and extra_kwargs belong to the stage; leave them out", field="extra_args"
             )
 
     def _check_prompt(self, traits: EngineTraits) -> None:
-        token_ids, text = self.prompt.get("prompt_token_ids"), self.prompt.get("prompt")
-        if self.prompt_embeds is not None:
+        prompt, embeds = self.input.prompt, self.input.prompt_embeds
+        token_ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+        if embeds is not None:
             if token_ids is not None or text is not None:
                 raise InvalidRequestError("prompt_embeds take the place of text and token ids", field="prompt_embeds")
-            self._check_embeds(self.prompt_embeds, traits)
-        elif "prompt_embeds" in self.prompt:
+            self._check_embeds(embeds, traits)
+        elif "prompt_embeds" in prompt:
             raise InvalidRequestError(
                 "embeddings go into the request as a PromptEmbedsPayload, not into the prompt", field="prompt_embeds"
             )
         elif token_ids is not None:
             self._check_token_ids("prompt_token_ids", token_ids, traits)
             self._check_length(len(token_ids), "prompt_token_ids", traits)
-        elif text is None and self.pooling_params is None:
+        elif text is None and not self.is_one_shot:
             raise InvalidRequestError("the prompt needs text, token ids or embeddings", field="prompt")
 
     def _check_embeds(self, embeds: PromptEmbedsPayload, traits: EngineTraits) -> None:
@@ -229,10 +192,10 @@ class OmniEngineCoreRequest:
         self._check_length(rows, "prompt_embeds", traits)
 
     def _check_length(self, tokens: int, name: str, traits: EngineTraits) -> None:
-        if tokens == 0 and self.pooling_params is None:
+        if tokens == 0 and not self.is_one_shot:
             raise InvalidRequestError(f"{name} must not be empty", field=name)
         # An autoregressive request needs space for one token of output.
-        most = traits.max_model_len - (0 if self.pooling_params is not None else 1)
+        most = traits.max_model_len - (0 if self.is_one_shot else 1)
         if tokens > most:
             raise PromptTooLongError(
                 f"the prompt has {tokens} tokens, at most {most} fit; shorten it",
@@ -264,10 +227,10 @@ class OmniEngineCoreRequest:
         payload.check(traits.limits)
 
     def _payload(self) -> AdditionalInformationPayload | None:
-        inner = self.prompt.get("additional_information")
+        inner, payload = self.input.prompt.get("additional_information"), self.input.additional_information
         if inner is None:
-            return self.additional_information
-        if self.additional_information is not None:
+            return payload
+        if payload is not None:
             raise InvalidRequestError(
                 "additional_information is set in the request and in its prompt; set it once",
                 field="additional_information",
@@ -284,8 +247,8 @@ class OmniEngineCoreRequest:
         payload = self._payload()
         if payload is not None:
             extra[OMNI_PAYLOAD_KEY] = payload.to_bytes()
-        if self.input_digests:
-            extra[OMNI_DIGESTS_KEY] = self.input_digests
+        if self.input.input_digests:
+            extra[OMNI_DIGESTS_KEY] = self.input.input_digests
         if self.want_rows:
             extra[OMNI_ROWS_KEY] = True
         return extra

@@ -11,8 +11,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from omni_stage.engine.requests.conflicts import EngineTraits
-from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
-from omni_stage.models.component import EngineInput
+from omni_stage.engine.requests.request import OmniTokensPrompt
 from omni_stage.payloads import (
     OMNI_PAYLOAD_KEY,
     OMNI_ROWS_KEY,
@@ -103,19 +102,3 @@ def test_omni_tokens_prompt_extends_vllms():
     lowered, params = sampled(prompt).lower(TRAITS)
     assert lowered == {"prompt_token_ids": [1]}
     assert AdditionalInformationPayload.from_bytes(params.extra_args[OMNI_PAYLOAD_KEY]) == INFORMATION
-
-
-@pytest.mark.parametrize("params", [SamplingParams(), PoolingParams()], ids=["sampling", "pooling"])
-def test_from_engine_input(params):
-    prepared = EngineInput(
-        prompt={"prompt_token_ids": [1]},
-        additional_information=INFORMATION,
-        suppress_token_ids=[2],
-        stop_token_ids=[3],
-    )
-    request = OmniEngineCoreRequest.from_engine_input("id", prepared, params, cache_salt="s")
-    assert request.cache_salt == "s"
-    assert (request.sampling_params or request.pooling_params) is params
-    assert (request.sampling_params is None) != (request.pooling_params is None)
-    assert request.additional_information is INFORMATION
-    assert (request.suppress_token_ids, request.stop_token_ids) == ([2], [3])

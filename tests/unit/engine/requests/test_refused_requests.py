@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from omni_stage.engine.requests.conflicts import CONFLICTS, EngineTraits, Feature, check_conflicts, find_conflicts
-from omni_stage.engine.requests.request import OmniEngineCoreRequest
 from omni_stage.errors import (
     InvalidRequestError,
     InvalidTensorError,
@@ -33,14 +32,7 @@ STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 
 REFUSED = {
     # name: (request, traits, error, field)
-    "no id": (
-        OmniEngineCoreRequest(request_id="", prompt={"prompt_token_ids": [1]}, sampling_params=SamplingParams()),
-        TRAITS,
-        InvalidRequestError,
-        "request_id",
-    ),
-    "no parameters": (OmniEngineCoreRequest(request_id="r", prompt={}), TRAITS, InvalidRequestError, "params"),
-    "both parameters": (sampled(pooling_params=PoolingParams()), TRAITS, InvalidRequestError, "params"),
+    "no id": (replace(sampled(), request_id=""), TRAITS, InvalidRequestError, "request_id"),
     "no prompt": (sampled({}), TRAITS, InvalidRequestError, "prompt"),
     "no tokens": (sampled({"prompt_token_ids": []}), TRAITS, InvalidRequestError, "prompt_token_ids"),
     "unknown key": (sampled({"prompt_token_ids": [1], "x": 1}), TRAITS, InvalidRequestError, "prompt"),
