@@ -19,6 +19,12 @@ _PR_SET_PDEATHSIG: Final = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 
+READY: Final = b"ready"
+"""What a worker sends first: it can take jobs."""
+PACKET_BYTES: Final = 128 << 10
+"""Longest packet between a worker and its parent."""
+
+
 def confine() -> None:
     """Drop the rights to write files and core dumps, and ignore signals that end a server: only the parent decides when
     such a process stops."""

@@ -15,15 +15,12 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from omni_proto.runtime.process import confine, discard_output, used_address_space
+from omni_proto.runtime.process import PACKET_BYTES, READY, confine, discard_output, used_address_space
 from omni_stage.decoding.decode import UndecodableError, decode_image
-
-PACKET_BYTES: Final = 128 << 10
-READY: Final = b"ready"
 
 
 def main(descriptor: int) -> None:

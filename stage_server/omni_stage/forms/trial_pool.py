@@ -13,8 +13,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
-import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -22,9 +20,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_proto.runtime.limits import USERS, Client
-from omni_stage.errors import InvalidRequestError, OmniStageError, TooManyRequestsError
+from omni_stage.errors import InvalidRequestError, TooManyRequestsError
 from omni_stage.forms.trial import Form
-from omni_stage.forms.worker import PACKET_BYTES, READY, TOO_SLOW
+from omni_stage.forms.worker import TOO_SLOW
+from omni_stage.process.worker_process import WorkerProcess
 
 TRIALS: Final = 2
 """Forms that are tried at the same time."""
@@ -212,12 +211,11 @@ class _EndedError(Exception):
     """The process ended while it tried a form."""
 
 
-class _Process:
-    """One process, and the parent's end of its socket."""
+class _Process(WorkerProcess):
+    """A process that tries forms."""
 
     def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-        self._process = process
-        self._socket = ours
+        super().__init__(process, ours)
         self._number = 0
         self._answers: dict[int, asyncio.Future[_Result]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -225,28 +223,19 @@ class _Process:
     @classmethod
     async def start(cls, info: bytes) -> _Process:
         """Start a process and wait until it can try forms. Raises OmniStageError."""
-        process, ours = _spawn(info)
-        ours.setblocking(False)
-        started, greeting = cls(process, ours), b""
+        file = _memory_file(info)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                with suppress(ConnectionResetError):
-                    greeting = await asyncio.get_running_loop().sock_recv(ours, PACKET_BYTES)
-        except BaseException as error:
-            started.kill()
-            if isinstance(error, TimeoutError):
-                raise OmniStageError("the process that tries forms did not start in time") from error
-            raise
-        if greeting != READY:
-            started.kill()
-            raise OmniStageError("the process that tries forms ended while it started")
+            started = cls.spawn("omni_stage.forms.worker", file)
+        finally:
+            os.close(file)
+        await started.wait_ready("the process that tries forms", START_TIMEOUT_S)
         started._reader = asyncio.get_running_loop().create_task(started._read())
         return started
 
     @property
     def is_alive(self) -> bool:
         """Whether the process runs and answers."""
-        return self._reader is not None and not self._reader.done() and self._process.poll() is None
+        return self._reader is not None and not self._reader.done() and super().is_alive
 
     async def run(self, form: Form) -> _Result:
         """Try a form. Raises _EndedError if the process ends."""
@@ -270,14 +259,11 @@ class _Process:
             self._answers.pop(number, None)
 
     async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
-        # A reset is the end too: the process ended before it read a form.
-        with suppress(ConnectionResetError):
-            while packet := await loop.sock_recv(self._socket, PACKET_BYTES):
-                answer = json.loads(packet)
-                waiting = self._answers.get(answer["number"])
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(_Result(answer["error"], answer["bytes"]))
+        while packet := await self.receive():
+            answer = json.loads(packet)
+            waiting = self._answers.get(answer["number"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(_Result(answer["error"], answer["bytes"]))
         _log.warning("the process that tries forms ended; another one replaces it")
         for waiting in self._answers.values():
             if not waiting.done():
@@ -288,33 +274,12 @@ class _Process:
         """End the process. Idempotent."""
         if self._reader is not None:
             self._reader.cancel()
-        self._process.kill()
-        # Close after the callbacks of a read that was just cancelled, because they still use the socket.
-        asyncio.get_running_loop().call_soon(self._socket.close)
-        threading.Thread(target=self._process.wait, name="form-reaper", daemon=True).start()
+        super().kill()
 
 
 def _log_failure(start: asyncio.Task[_Process]) -> None:
     if not start.cancelled() and (error := start.exception()) is not None:
         _log.error("the process that tries forms cannot be started", exc_info=error)
-
-
-def _spawn(info: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process. Returns it and the parent's end of its socket, without waiting for its imports."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    file = _memory_file(info)
-    try:
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-m", "omni_stage.forms.worker", str(theirs.fileno()), str(file)],
-                pass_fds=[theirs.fileno(), file],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-    finally:
-        os.close(file)
-    return process, ours
 
 
 def _memory_file(data: bytes) -> int:

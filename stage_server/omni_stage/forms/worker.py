@@ -22,12 +22,17 @@ from typing import Any, Final
 
 import xgrammar as xgr
 
-from omni_proto.runtime.process import ParentDeathSignal, confine, discard_output, used_address_space
+from omni_proto.runtime.process import (
+    PACKET_BYTES,
+    READY,
+    ParentDeathSignal,
+    confine,
+    discard_output,
+    used_address_space,
+)
 from omni_stage.forms.grammar import WrongFormError
 from omni_stage.forms.trial import END_S, Form, Tokens, try_form
 
-PACKET_BYTES: Final = 8 << 10
-READY: Final = b"ready"
 CPU_S: Final = 60
 """CPU seconds of one trial, compiling included. A string of maxLength 255 takes up to 19 s with 150,000 tokens, in
 xgrammar alone, so that three of them pass where the threads have cores of their own."""

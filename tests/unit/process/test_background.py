@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from omni_stage.process.background import yield_cores
-from omni_stage.service.media.worker_pool import spawn_decoder
+from omni_stage.service.media.worker_pool import DecoderProcess
 from support.processes.polling import PATIENCE_S
 from support.processes.time_slices import SLICES_ARE_SET, slice_ns
 
@@ -99,7 +99,9 @@ def test_a_process_that_has_ended_is_no_error() -> None:
 
 
 def test_a_decoder_is_in_the_background_before_it_imports_anything() -> None:
-    process, ours = spawn_decoder()
+    worker = DecoderProcess.begin()
+    process, ours = worker._process, worker._socket
+    ours.setblocking(True)
     with ours, process:
         assert_in_background(process.pid)
         assert ours.recv(100) == b"ready"

@@ -61,69 +61,46 @@ _MP3_BYTES_PER_SECOND: Final = 1000
 """Least bytes that a second of MP3 takes."""
 
 
+def _bound(value: float, most: float, unit: str, field: str, problem: str) -> None:
+    """Raises InvalidMediaError, with the problem as its message, for more than `most` units of something."""
+    if value > most:
+        raise InvalidMediaError(problem, field=field, limit=f"{most} {unit}")
+
+
 def check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
     """Check an image against its limits. Raises InvalidMediaError."""
-    if header.pixels > limits.max_image_pixels:
-        raise InvalidMediaError(
-            f"the image has {header.pixels} pixels, at most {limits.max_image_pixels} are decoded "
-            "(media.maxImagePixels); send a smaller one",
-            field=field,
-            limit=f"{limits.max_image_pixels} pixels",
-        )
-    if header.scans > limits.max_image_scans:
-        raise InvalidMediaError(
-            f"the image has more than {limits.max_image_scans} scans (media.maxImageScans); save it as baseline JPEG",
-            field=field,
-            limit=f"{limits.max_image_scans} scans",
-        )
+    pixels, scans = limits.max_image_pixels, limits.max_image_scans
+    problem = f"the image has {header.pixels} pixels, at most {pixels} are decoded (media.maxImagePixels)"
+    _bound(header.pixels, pixels, "pixels", field, f"{problem}; send a smaller one")
+    problem = f"the image has more than {scans} scans (media.maxImageScans); save it as baseline JPEG"
+    _bound(header.scans, scans, "scans", field, problem)
 
 
 def check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
     """Check what a header states of audio; the decoder checks the rest. Raises InvalidMediaError."""
-    if header.channels > limits.max_audio_channels:
+    channels, rate_hz, seconds = limits.max_audio_channels, limits.max_audio_rate_hz, limits.max_audio_seconds
+    problem = f"the audio has {header.channels} channels, at most {channels} (media.maxAudioChannels); send fewer"
+    _bound(header.channels, channels, "channels", field, problem)
+    if header.rate_hz and not MIN_RATE_HZ <= header.rate_hz <= rate_hz:
         raise InvalidMediaError(
-            f"the audio has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
-            "send fewer",
+            f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {rate_hz} (media.maxAudioRateHz) are "
+            "accepted; resample it",
             field=field,
-            limit=f"{limits.max_audio_channels} channels",
+            limit=f"{rate_hz} Hz",
         )
-    if header.rate_hz and not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
-        raise InvalidMediaError(
-            f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
-            "(media.maxAudioRateHz) are accepted; resample it",
-            field=field,
-            limit=f"{limits.max_audio_rate_hz} Hz",
-        )
-    if header.seconds > limits.max_audio_seconds:
-        raise InvalidMediaError(
-            f"the audio is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
-            field=field,
-            limit=f"{limits.max_audio_seconds} s",
-        )
+    problem = f"the audio is longer than {seconds} s (media.maxAudioSeconds); send it in parts"
+    _bound(header.seconds, seconds, "s", field, problem)
 
 
 def check_video(header: VideoHeader, field: str, limits: MediaLimits) -> None:
     """Check a video against its limits. Raises InvalidMediaError."""
-    if header.pixels > limits.max_video_pixels:
-        raise InvalidMediaError(
-            f"a frame of the video has {header.pixels} pixels, at most {limits.max_video_pixels} are decoded "
-            "(media.maxVideoPixels); scale it down",
-            field=field,
-            limit=f"{limits.max_video_pixels} pixels",
-        )
-    if header.seconds > limits.max_video_seconds:
-        raise InvalidMediaError(
-            f"the video is longer than {limits.max_video_seconds} s (media.maxVideoSeconds); send a part of it",
-            field=field,
-            limit=f"{limits.max_video_seconds} s",
-        )
-    if header.frames > limits.max_video_frames:
-        raise InvalidMediaError(
-            f"the video has {header.frames} frames, at most {limits.max_video_frames} are decoded "
-            "(media.maxVideoFrames); lower its frame rate",
-            field=field,
-            limit=f"{limits.max_video_frames} frames",
-        )
+    pixels, seconds, frames = limits.max_video_pixels, limits.max_video_seconds, limits.max_video_frames
+    problem = f"a frame of the video has {header.pixels} pixels, at most {pixels} are decoded (media.maxVideoPixels)"
+    _bound(header.pixels, pixels, "pixels", field, f"{problem}; scale it down")
+    problem = f"the video is longer than {seconds} s (media.maxVideoSeconds); send a part of it"
+    _bound(header.seconds, seconds, "s", field, problem)
+    problem = f"the video has {header.frames} frames, at most {frames} are decoded (media.maxVideoFrames)"
+    _bound(header.frames, frames, "frames", field, f"{problem}; lower its frame rate")
     if header.frames == 1:
         raise InvalidMediaError("the video has one frame; send it as an image", field=field, limit="2 frames")
 
