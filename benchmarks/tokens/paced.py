@@ -22,7 +22,7 @@ from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.exchange import Array, to_torch
 from omni_stage.models.component import EdgeStream, FinishReason, StageRequest, StageStep
 from omni_stage.models.manifest import describe
-from omni_stage.vllm_adapter.scheduling.step_order import order_step
+from omni_stage.vllm_adapter.scheduling.playback import order_step
 
 STEP_S = 0.01
 ROW = 3584

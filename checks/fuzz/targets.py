@@ -33,14 +33,13 @@ from omni_proto.tensors import (
 from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
 from omni_stage.exchange import to_torch
 from omni_stage.models.component import ImagePart
-from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
+from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
-from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import MAX_MESSAGE_CHARS, to_status
 from omni_stage.service.media.planning import receive_media
+from omni_stage.service.request.planning.announced import EMBEDS_COPIES, check_edge
 from omni_stage.service.request.planning.plan import media_rules, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
-from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES
 from omni_stage.service.request.reading import RequestReader, deserialize_request
 from support.stages.scripted_stages import ScriptedComponent
 
@@ -169,10 +168,6 @@ def payload(data: bytes) -> None:
             raise AssertionError("a payload does not survive being written and read")
         for entry in read.entries.values():
             entry.value()
-    try:
-        PromptEmbedsPayload.from_bytes(data, LIMITS).to_tensor()
-    except (InvalidTensorError, CorruptTensorError):
-        return
 
 
 def answers(data: bytes) -> None:

@@ -26,7 +26,6 @@ from omni_stage.payloads.checks import (
     check_name,
     check_scalars,
     check_size,
-    decode_payload,
     dtype_name,
     is_tensor,
     read_bytes,
@@ -192,7 +191,16 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
 
         For any bytes it raises only InvalidTensorError, NonFiniteTensorError or CorruptTensorError.
         """
-        payload = decode_payload(_DECODER, data, limits, field=_FIELD)
+        if len(data) > limits.max_payload_bytes:
+            raise InvalidTensorError(
+                f"{_FIELD}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
+                field=_FIELD,
+                limit=f"{limits.max_payload_bytes} bytes",
+            )
+        try:
+            payload = _DECODER.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidTensorError(f"{_FIELD}: is not a payload in msgpack", field=_FIELD) from error
         payload.check(limits)
         return payload
 

@@ -9,9 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from omni_proto.tensors import DTYPES, crc32c, is_finite
 from omni_stage.errors import ConfigurationError, CorruptTensorError, InvalidTensorError, NonFiniteTensorError
@@ -82,28 +80,6 @@ Scalar = int | float | bool | str | None
 """The types of a list's values."""
 
 ScalarList = list[Scalar]
-
-
-Payload = TypeVar("Payload")
-
-
-def decode_payload(
-    decoder: msgspec.msgpack.Decoder[Payload], data: bytes, limits: PayloadLimits, *, field: str
-) -> Payload:
-    """Returns the decoded payload. Checks its size, structure and checksums, but not the limits on its values.
-
-    Raises InvalidTensorError, CorruptTensorError.
-    """
-    if len(data) > limits.max_payload_bytes:
-        raise InvalidTensorError(
-            f"{field}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
-            field=field,
-            limit=f"{limits.max_payload_bytes} bytes",
-        )
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidTensorError(f"{field}: is not a payload in msgpack", field=field) from error
 
 
 def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:

@@ -15,7 +15,6 @@ from omni_stage.payloads.checks import (
     check_header,
     check_intact,
     check_size,
-    decode_payload,
     dtype_name,
     read_bytes,
     write_bytes,
@@ -41,10 +40,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """CRC-32C of the data."""
 
     def __post_init__(self) -> None:
-        """Check shape, dtype, length and checksum. This runs after decoding too.
-
-        Raises InvalidTensorError, CorruptTensorError.
-        """
+        """Check shape, dtype, length and checksum. Raises InvalidTensorError, CorruptTensorError."""
         if len(self.shape) != 2:
             raise InvalidTensorError(
                 f"{_FIELD}: must have 2 dimensions [rows, hidden size], not {len(self.shape)}", field=_FIELD, limit=2
@@ -80,17 +76,6 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         if not limits.allow_non_finite:
             check_finite(self.data, self.dtype, field=_FIELD)
 
-    def to_bytes(self) -> bytes:
-        """Returns the payload as msgpack. Copies the data once."""
-        return _ENCODER.encode(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
-        """Read and check a payload. Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError."""
-        payload = decode_payload(_DECODER, data, limits, field=_FIELD)
-        payload.check(limits)
-        return payload
-
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
@@ -103,7 +88,3 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Returns what `__repr__` returns, without values, for the library rich."""
         return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(PromptEmbedsPayload)

@@ -114,7 +114,6 @@ EMBEDS = {
     "changed data": ({"data": DATA[:-1] + b"\x01"}, CorruptTensorError),
     "wrong checksum": ({"checksum": 0}, CorruptTensorError),
     "negative checksum": ({"checksum": -1}, CorruptTensorError),
-    "unknown field": ({"more": 1}, InvalidTensorError),
 }
 
 
@@ -122,9 +121,9 @@ EMBEDS = {
 def test_hostile_prompt_embeds(name):
     changes, error = EMBEDS[name]
     good = {"data": DATA, "shape": [2, 3], "dtype": "float32", "checksum": crc32c(DATA)}
-    assert PromptEmbedsPayload.from_bytes(msgspec.msgpack.encode(good)).shape == [2, 3]
+    assert PromptEmbedsPayload(**good).shape == [2, 3]
     with pytest.raises(error):
-        PromptEmbedsPayload.from_bytes(msgspec.msgpack.encode(good | changes))
+        PromptEmbedsPayload(**good | changes)
 
 
 def test_construction_is_checked_like_decoding():
@@ -159,9 +158,8 @@ def test_any_cut_is_refused():
 
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x80", b"\x90", b"\xc0", b"\x81" * 100_000, b"\x91" * 100_000])
 def test_not_a_payload(raw):
-    for kind in (AdditionalInformationPayload, PromptEmbedsPayload):
-        with pytest.raises(InvalidTensorError):
-            kind.from_bytes(raw)
+    with pytest.raises(InvalidTensorError):
+        AdditionalInformationPayload.from_bytes(raw)
 
 
 @given(st.binary(max_size=200))
@@ -201,8 +199,6 @@ def test_size_of_the_whole_is_checked_before_it_is_read():
     limits = PayloadLimits(max_payload_bytes=100)
     with pytest.raises(InvalidTensorError, match="101 bytes, at most 100"):
         AdditionalInformationPayload.from_bytes(b"\xc1" * 101, limits)
-    with pytest.raises(InvalidTensorError, match="101 bytes, at most 100"):
-        PromptEmbedsPayload.from_bytes(b"\xc1" * 101, limits)
     with pytest.raises(InvalidTensorError, match="128 bytes, at most 100"):
         AdditionalInformationPayload.from_mapping({"a": torch.zeros(16), "b": torch.zeros(16)}, limits)
 

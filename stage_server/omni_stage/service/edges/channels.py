@@ -79,6 +79,7 @@ class OpenCall:
         self._channels = channels
         self._stage = stage
         self._loan = loan
+        self._pool = channels.pools[stage]
 
     @property
     def pod(self) -> str:
@@ -87,11 +88,11 @@ class OpenCall:
 
     async def note_accepted(self) -> None:
         """Record the load that the pod reported with Accepted."""
-        self._channels.note_report(self._stage, self._loan, await self.call.initial_metadata())
+        self._pool.note_report(self._loan, find_report(await self.call.initial_metadata()))
 
     def note_message(self) -> None:
         """Count a message of the answer."""
-        self._channels.note_message(self._stage, self._loan)
+        self._pool.note_message(self._loan)
 
     async def note_complete(self) -> None:
         """Record that the call ended with OK, and the load that the pod reported then."""
@@ -125,7 +126,7 @@ class DownstreamChannels:
         """targets: stage -> gRPC target. credentials: stage -> TLS; a stage without is called in plaintext. on_choice
         and on_ejection count the choices and ejections of a stage's pods."""
         trust = credentials or {}
-        self._pools = {
+        self.pools = {
             stage: StageChannels(
                 partial(_open, target, trust.get(stage)),
                 AioShell(_raw),
@@ -148,13 +149,13 @@ class DownstreamChannels:
 
         avoid: pods where this request has failed.
         """
-        loan = self._pools[stage].take(avoid=avoid)
+        loan = self.pools[stage].take(avoid=avoid)
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
 
     async def describe(self, stage: str, *, within_s: float) -> stage_service_pb2.GetStageResponse:
         """Returns a downstream stage's answer to GetStage, within `within_s` seconds. Raises grpc.aio.AioRpcError."""
-        loan = self._pools[stage].take()
+        loan = self.pools[stage].take()
         self.open_calls += 1
         try:
             answer = await loan.channel.get_stage(stage_service_pb2.GetStageRequest(), timeout=within_s)
@@ -173,19 +174,11 @@ class DownstreamChannels:
         """Returns whether the stage will probably accept a request: it refused none for TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
-    def note_message(self, stage: str, loan: Loan[_StageChannel]) -> None:
-        """Count a message of a call's answer."""
-        self._pools[stage].note_message(loan)
-
-    def note_report(self, stage: str, loan: Loan[_StageChannel], metadata: Any) -> None:
-        """Record the report in the metadata that came with Accepted."""
-        self._pools[stage].note_report(loan, find_report(metadata))
-
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
         """Give a channel back to its pool once its call has ended; close the channel if it is no longer needed."""
         if not loan.over:
             self.open_calls -= 1
-        unused = self._pools[stage].give_back(loan)
+        unused = self.pools[stage].give_back(loan)
         if unused is not None:
             task = asyncio.get_running_loop().create_task(unused.channel.close())
             self._closing.add(task)
@@ -193,7 +186,7 @@ class DownstreamChannels:
 
     async def close(self) -> None:
         """Close every channel. Calls in flight end with CANCELLED."""
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             for unused in pool.close():
                 await unused.channel.close()
         await asyncio.gather(*self._closing, return_exceptions=True)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.exchange import Array
-from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
 """Number of steps, from a request's first one, whose rows do not wait: the step with the prompt, and the next eight.

@@ -13,9 +13,9 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import EdgeInput, EdgeStream, MediaPart, StageRequest, UserPrompt
 from omni_stage.service.media.decode_job import damage_note
 from omni_stage.service.media.planning import receive_media
+from omni_stage.service.request.planning.announced import build_embeds
 from omni_stage.service.request.planning.plan import RequestPlan, media_rules
 from omni_stage.service.request.planning.prompt import PromptPlan, build_prompt
-from omni_stage.service.request.planning.prompt_embeds import build_embeds
 from omni_stage.service.request.reading import RequestReader, WireMessage, read_input
 from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.tracing import Timeline

@@ -20,7 +20,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutp
 
 from omni_stage.vllm_adapter.core.outputs import Capture
 from omni_stage.vllm_adapter.media.video_audio import identify_pairs
-from omni_stage.vllm_adapter.scheduling.step_order import order_step
+from omni_stage.vllm_adapter.scheduling.playback import order_step
 
 
 class OmniOutputProcessor(OutputProcessor):

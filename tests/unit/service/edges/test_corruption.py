@@ -17,8 +17,8 @@ import pytest
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, schema_hash, tensor_prompt
-from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import to_status
+from omni_stage.service.request.planning.announced import check_edge
 from omni_stage.service.request.reading import RequestReader, deserialize_request
 from support.stages.tensor_chunks import bfloat16_bits
 

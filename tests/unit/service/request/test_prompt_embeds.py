@@ -17,7 +17,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb, tensors_pb2
 from omni_proto.tensors import prompt_embeds_spec, spec_from_proto
 from omni_stage.errors import ByteBudgetExceededError, TooManyRequestsError
 from omni_stage.service.guard.admission import Admission
-from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES
+from omni_stage.service.request.planning.announced import EMBEDS_COPIES
 from support.stages import scripted_stages as lab
 
 HIDDEN = 8

@@ -16,7 +16,7 @@ from omni_proto.errors import CorruptTensorError, InvalidTensorError, WireError
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import TensorChunkView, TensorSchema, TensorSpec, crc32c, schema_hash, tensor_prompt
 from omni_stage.errors import ProtocolViolationError
-from omni_stage.service.edges.input import check_edge
+from omni_stage.service.request.planning.announced import check_edge
 from omni_stage.service.request.reading import RequestReader
 
 SCHEMA = TensorSchema("test/states", 1, (TensorSpec("x", "int16", (2,)), TensorSpec("ids", "uint8")))

@@ -14,7 +14,7 @@ from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTime
 from omni_stage.exchange import FinishReason as StepEnd
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
-from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_OUTPUTS
 from omni_stage.vllm_adapter.wiring.packing import pack_error, pack_tensors
 
 

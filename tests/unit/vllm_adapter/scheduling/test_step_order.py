@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from omni_stage.service.edges.outbox import EARLY_STEPS
-from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS, order_step
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_OUTPUTS, order_step
 
 AGES = st.lists(st.integers(0, 3 * FIRST_OUTPUTS), max_size=20)
 

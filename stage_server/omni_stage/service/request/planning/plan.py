@@ -16,10 +16,9 @@ from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
-from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
+from omni_stage.service.request.planning.announced import EMBEDS_COPIES, check_edge, plan_embeds
 from omni_stage.service.request.planning.prompt import PromptPlan, plan_context, plan_prompt
-from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES, plan_embeds
 from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form, check_setting
 
 _ENCODINGS = frozenset(

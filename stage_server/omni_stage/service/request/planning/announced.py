@@ -1,4 +1,4 @@
-"""A prompt of embeddings: checks what Start announces, before Accepted, and builds the payload from the received rows.
+"""Checks what Start announces, before Accepted: the tensors of an edge, or the embeddings of a prompt.
 
 omni_stage.payloads is imported only for a request with embeddings, because most stages never accept one.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omni_proto.errors import SchemaError
-from omni_proto.stage.v1 import tensors_pb2
+from omni_proto.stage.v1 import stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import (
     PROMPT_EMBEDS,
@@ -20,8 +20,16 @@ from omni_proto.tensors import (
     crc32c,
     dtype_from_proto,
     prompt_embeds_spec,
+    schema_hash,
 )
-from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError
+from omni_stage.errors import (
+    ConfigurationError,
+    EdgeSchemaMismatchError,
+    InvalidRequestError,
+    InvalidTensorError,
+    PromptTooLongError,
+    RequestTooLargeError,
+)
 
 if TYPE_CHECKING:
     from omni_stage.payloads import PromptEmbedsPayload
@@ -30,6 +38,31 @@ EMBEDS_COPIES = 2
 """How many copies of a request's embeddings the stage server holds at most: first the received rows and the payload,
 later the payload and the tensor that vLLM keeps with the request."""
 _FIELD = "start.prompt_embeds"
+
+
+def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema | None) -> EdgeAssembler:
+    """Returns the assembler of the announced tensors.
+
+    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, TensorError for
+    headers that do not match the schema, and ConfigurationError if the component reads no edge.
+    """
+    if schema is None:
+        raise ConfigurationError(f"the component reads no edge, but the stage reads {source!r}", field="input")
+    if start.tensors.source_stage != source:
+        raise InvalidRequestError(
+            f"this stage reads stage {source!r}, but the tensors are from another stage",
+            field="start.tensors.source_stage",
+            limit=source,
+        )
+    expected = schema_hash(schema)
+    if start.edge_schema_hash != expected:
+        raise EdgeSchemaMismatchError(
+            f"upstream does not write schema {schema.id!r} version {schema.version}, which this stage reads; "
+            "run both stages from the same checkpoint, dtype and version",
+            field="start.edge_schema_hash",
+            limit=expected,
+        )
+    return EdgeAssembler(schema, start.tensors.tensors)
 
 
 def plan_embeds(
