@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -27,89 +28,57 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "omni_gateway_requests", "Requests that ended.", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "omni_gateway_request_seconds",
-            "Time from a request to its end.",
-            ["route"],
-            unit="seconds",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.first_byte = Histogram(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, unit="seconds", buckets=SECONDS, registry=self.registry)
+        self.requests = counter("omni_gateway_requests", "Requests that ended.", ["route", "status"])
+        self.seconds = histogram("omni_gateway_request_seconds", "Time from a request to its end.", ["route"])
+        self.first_byte = histogram(
             "omni_gateway_first_output_seconds",
             "From a request to the first text or audio of its answer.",
             ["route", "kind"],
-            unit="seconds",
-            buckets=SECONDS,
-            registry=self.registry,
         )
-        self.inflight = Gauge(
-            "omni_gateway_inflight_requests", "Requests that are being answered.", registry=self.registry
-        )
+        self.inflight = gauge("omni_gateway_inflight_requests", "Requests that are being answered.")
         self._users: set[tuple[str, str]] = set()
-        self._model_requests = Counter(
+        self._model_requests = counter(
             "omni_gateway_model_requests",
             "Requests that ended, by model, name of the API key (empty: without keys) and status.",
             ["model", "key", "status"],
-            registry=self.registry,
         )
-        self._tokens = Counter(
+        self._tokens = counter(
             "omni_gateway_tokens",
             "Tokens of answers, by model and key: prompt (of the entry stage), text and codec (of all stages).",
             ["model", "key", "kind"],
-            registry=self.registry,
         )
-        self._audio_seconds = Counter(
+        self._audio_seconds = counter(
             "omni_gateway_audio_seconds",
             "Playing time of the audio that was returned, by model and key.",
             ["model", "key"],
             unit="seconds",
-            registry=self.registry,
         )
         self._certificate_expiry: Gauge | None = None
-        self.refused = Counter(
-            "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
+        self.refused = counter("omni_gateway_refused", "Requests that were refused, by code.", ["code"])
+        self.held_refusals = counter(
+            "omni_gateway_held_refusals", "Refusals that were delayed, because their client was refused often."
         )
-        self.held_refusals = Counter(
-            "omni_gateway_held_refusals",
-            "Refusals that were delayed, because their client was refused often.",
-            registry=self.registry,
-        )
-        self.broken = Counter(
+        self.broken = counter(
             "omni_gateway_broken_answers",
             "Streamed answers that a stage's error ended after status 200, by code.",
             ["code"],
-            registry=self.registry,
         )
-        self.cut = Counter(
+        self.cut = counter(
             "omni_gateway_cut_answers",
             "Answers that miss text or speech, because a stage reached its maximum length.",
             ["route", "stage"],
-            registry=self.registry,
         )
-        self.left = Counter(
-            "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
-        )
-        self.held = Gauge(
-            "omni_gateway_held_requests", "Requests that wait for a pipeline that wakes.", registry=self.registry
-        )
-        self.sessions = Gauge(
-            "omni_gateway_realtime_sessions", "Sessions of /v1/realtime that are open.", registry=self.registry
-        )
-        self.responses = Counter(
-            "omni_gateway_realtime_responses", "Responses of sessions, by status.", ["status"], registry=self.registry
-        )
-        self.replicas = Gauge(
+        self.left = counter("omni_gateway_clients_left", "Requests whose client disconnected before the end.")
+        self.held = gauge("omni_gateway_held_requests", "Requests that wait for a pipeline that wakes.")
+        self.sessions = gauge("omni_gateway_realtime_sessions", "Sessions of /v1/realtime that are open.")
+        self.responses = counter("omni_gateway_realtime_responses", "Responses of sessions, by status.", ["status"])
+        self.replicas = gauge(
             "omni_gateway_counted_replicas",
             "Ready replicas of this gateway, as --replicas-of counts them; they share the limits of keys.",
-            registry=self.registry,
         )
-        self.api_calls = Counter(
-            "omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"], registry=self.registry
-        )
+        self.api_calls = counter("omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"])
 
     def set_certificate_expiry(self, unix_s: float) -> None:
         """Record when the certificate for new connections expires. A gateway without TLS has no such series."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -83,45 +84,33 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         Info("omni_operator", "The operator's version.", registry=self.registry).info({"version": version})
-        self._duration = Histogram(
-            "omni_operator_reconcile_duration",
-            "Duration of one reconcile of one pipeline, writes included.",
-            unit="seconds",
-            buckets=_BUCKETS,
-            registry=self.registry,
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, unit="seconds", buckets=_BUCKETS, registry=self.registry)
+        self._duration = histogram(
+            "omni_operator_reconcile_duration", "Duration of one reconcile of one pipeline, writes included."
         )
-        self._reconciles = Counter(
-            "omni_operator_reconcile",
-            f"Reconciles of pipelines, by result: {', '.join(RESULTS)}.",
-            ["result"],
-            registry=self.registry,
+        self._reconciles = counter(
+            "omni_operator_reconcile", f"Reconciles of pipelines, by result: {', '.join(RESULTS)}.", ["result"]
         )
         for result in RESULTS:
             self._reconciles.labels(result)
-        self._calls = Counter(
+        self._calls = counter(
             "omni_operator_api_calls",
             "Calls to the API server by RBAC verb and HTTP status (or timeout, unreachable).",
             ["verb", "code"],
-            registry=self.registry,
         )
-        self._call_duration = Histogram(
+        self._call_duration = histogram(
             "omni_operator_api_call_duration",
             "Time until the API server answered a call or the call failed, by RBAC verb. For a watch, the time until "
             "it started.",
             ["verb"],
-            unit="seconds",
-            buckets=_BUCKETS,
-            registry=self.registry,
         )
-        self._noops = Counter(
+        self._noops = counter(
             "omni_operator_noop_applies",
             "Applies that changed nothing. The operator compares before it writes, so each one shows a fault in the "
             "comparison.",
-            registry=self.registry,
         )
-        self._status_writes = Counter(
-            "omni_operator_status_writes", "Writes of a pipeline's status.", registry=self.registry
-        )
+        self._status_writes = counter("omni_operator_status_writes", "Writes of a pipeline's status.")
         self._leader = Gauge("omni_operator_leader", "1 while this process may write.", registry=self.registry)
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:

@@ -307,13 +307,13 @@ class EntryMetrics:
     """What a pipeline's clients experience, reported by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
         self._requests = _errors_counter(
             StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that have ended", registry
         )
-        self.held_refusals = Counter(
+        self.held_refusals = counter(
             StageMetric.PIPELINE_HELD_REFUSALS,
             "Refused requests whose answer waited because their client's calls are refused often.",
-            registry=registry,
         )
         self._seconds = _histogram(
             StageMetric.PIPELINE_REQUEST_SECONDS,
@@ -330,11 +330,8 @@ class EntryMetrics:
             "Time from a request's start to the first audio for the client.",
             registry,
         )
-        self._audio = Counter(
-            StageMetric.PIPELINE_AUDIO_SECONDS,
-            "Playing time of the audio that was returned.",
-            unit="seconds",
-            registry=registry,
+        self._audio = counter(
+            StageMetric.PIPELINE_AUDIO_SECONDS, "Playing time of the audio that was returned.", unit="seconds"
         )
         self._real_time_factor = Histogram(
             StageMetric.PIPELINE_REAL_TIME_FACTOR,
@@ -344,24 +341,21 @@ class EntryMetrics:
             buckets=REAL_TIME_FACTORS,
             registry=registry,
         )
-        self._spoken = Counter(
+        self._spoken = counter(
             StageMetric.PIPELINE_SPOKEN_ANSWERS,
             "Answers with audio, by whether the audio arrived in time for playback without a gap.",
             ("continuous",),
-            registry=registry,
         )
         for continuous in ("true", "false"):
             self._spoken.labels(continuous)
-        self._underruns = Counter(
+        self._underruns = counter(
             StageMetric.PIPELINE_AUDIO_UNDERRUNS,
             "How often a listener who plays audio as it arrives ran out of it for more than 20 ms.",
-            registry=registry,
         )
-        self._silence = Counter(
+        self._silence = counter(
             StageMetric.PIPELINE_SILENCE_SECONDS,
             "How long listeners who play audio as it arrives waited for more.",
             unit="seconds",
-            registry=registry,
         )
 
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
