@@ -15,12 +15,15 @@ has the same format, so code that loads it also loads the published checkpoints:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5OmniConfig,
@@ -31,7 +34,6 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from omni_stage.models.qwen2_5_omni.tiny import weights
 from omni_stage.models.qwen2_5_omni.tiny.shapes import (
     CHAT_TEMPLATE,
     SHAPES,
@@ -44,7 +46,7 @@ from omni_stage.models.shared.config_file import quiet_transformers
 from omni_stage.models.shared.tiny.shards import old_rope, write_json, write_shards
 from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import END_OF_TEXT, PADDING, legible_token_ids, train_tokenizer
-from omni_stage.models.shared.tiny.weights import keep_rows
+from omni_stage.models.shared.tiny.weights import PEAK, end_after_text, keep_rows, measure_peak
 
 _UNSTORED_BYTES = 96
 """The index states so many bytes too many as its total size, as the published 7B index does. No code may rely on that
@@ -75,11 +77,11 @@ def write_tiny_checkpoint(
     processor = make_processor(sizes.vocab_size)
     tokenizer = processor.tokenizer
     speakers = _make_speakers(tokenizer, model.config.token2wav_config.dit_config, seed)
-    weights.fill_weights(model, seed)
+    _fill_weights(model, seed)
     keep_rows(model.thinker.lm_head.weight, legible_token_ids(tokenizer))
     keep_rows(model.talker.codec_head.weight, [*range(sizes.audio_codes), model.talker.codec_eos_token])
-    weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
-    weights.make_audible(model.token2wav, speakers["Chelsie"], sizes.audio_codes, seed)
+    _end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
+    _make_audible(model.token2wav, speakers["Chelsie"], sizes.audio_codes, seed)
     write_shards(directory, release_weights(model), unstored_bytes=_UNSTORED_BYTES)
     write_json(directory / "config.json", release_config(values, dtype))
     write_generation_config(directory)
@@ -92,7 +94,7 @@ def write_tiny_checkpoint(
 def _make_speakers(tokenizer: Any, dit_config: Any, seed: int) -> dict[str, dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed + 1)
     return {
-        name: weights.make_speaker(tokenizer.convert_tokens_to_ids(token), dit_config, generator)
+        name: _make_speaker(tokenizer.convert_tokens_to_ids(token), dit_config, generator)
         for name, token in SPEAKER_BOS_TOKENS.items()
     }
 
@@ -230,3 +232,79 @@ def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             if name.startswith(f"{part}."):
                 yield name, tensor.to(dtype).contiguous()
     yield ROTARY_TABLE, model.token2wav.code2wav_dit_model.rotary_embed.inv_freq.float().contiguous()
+
+
+def _fill_weights(model: Any, seed: int) -> None:
+    """Draw the weights of a Qwen2_5OmniForConditionalGeneration from one generator, in place.
+
+    Matrices roughly keep the variance of their input, norms stay at one, and biases are small. Filters and other
+    buffers keep the values that the model's constructor computed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in sorted(model.named_modules()):
+            if isinstance(module, nn.Embedding):
+                _draw(module.weight, 0.7, generator)
+            elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)):
+                _draw(module.weight, _gain(name) / math.sqrt(_fan_in(module)), generator)
+                if module.bias is not None:
+                    _draw(module.bias, 0.05, generator)
+
+
+def _end_after_text(model: Any, text_ids: int) -> None:
+    """Make the talker end its speech soon after the text. text_ids: number of ids that are not special tokens."""
+    talker, embed = model.talker, model.thinker.get_input_embeddings()
+    config = talker.config
+
+    def run(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        codes = torch.randint(config.tts_codec_pad_token_id - 1, text.shape, generator=generator)
+        inputs = talker.thinker_to_talker_proj(talker.model.embed_tokens(codes) + embed(text))[None]
+        positions = torch.arange(len(text)).expand(3, 1, -1)
+        states: torch.Tensor = talker.model(inputs_embeds=inputs, position_ids=positions).last_hidden_state[0]
+        return states
+
+    head = talker.codec_head.weight
+    end_after_text(head, talker.codec_eos_token, run, text_ids, config.tts_text_pad_token_id)
+
+
+def _make_audible(token2wav: Any, speaker: dict[str, Any], audio_codes: int, seed: int) -> None:
+    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at PEAK."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(audio_codes, (1, 64), generator=generator)
+    last = token2wav.code2wav_bigvgan_model.conv_post
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # so that the audio has no constant offset
+        spoken = partial(token2wav, codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])
+        last.weight.mul_(PEAK / measure_peak(last, spoken))
+
+
+def _make_speaker(bos_token_id: int, dit_config: Any, generator: torch.Generator) -> dict[str, Any]:
+    """Returns an entry of spk_dict.pt: start token, speaker [1, enc_emb_dim], reference mel [1, frames, mel_dim]."""
+    return {
+        "bos_token": bos_token_id,
+        "cond": torch.randn(1, dit_config.enc_emb_dim, generator=generator),
+        "ref_mel": torch.randn(1, 40, dit_config.mel_dim, generator=generator),
+    }
+
+
+def _draw(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
+
+
+def _gain(name: str) -> float:
+    if name.endswith(("lm_head", "codec_head")):
+        return 3.0  # clear maxima: greedy decoding must not depend on rounding
+    if ".layers." in name and name.endswith(("q_proj", "k_proj")):
+        return 1.6  # attention that selects positions
+    if "bigvgan" in name and ".resblocks." in name:
+        return 0.4  # the outputs of eighteen such residual branches add up
+    return 1.2
+
+
+def _fan_in(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d) -> int:
+    weight = module.weight
+    if isinstance(module, nn.ConvTranspose1d):
+        # Each output sample depends on kernel/stride taps of every input channel.
+        return max(1, weight.shape[0] * weight.shape[2] // module.stride[0])
+    return max(1, math.prod(weight.shape[1:]))
