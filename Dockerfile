@@ -123,7 +123,7 @@ ENV OMNI_VOICE_DICTIONARY=/opt/cmudict/cmudict.dict
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
-RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
+RUN python -m omni_stage.models.plugin "$OMNI_MODEL_INFOS"
 USER 10001:10001
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
@@ -185,7 +185,7 @@ ENV OMNI_VOICE_DICTIONARY=/opt/cmudict/cmudict.dict
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
-RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
+RUN python -m omni_stage.models.plugin "$OMNI_MODEL_INFOS"
 USER 10001:10001
 RUN python -m omni_stage.vllm_adapter.checks.image
 EXPOSE 50051 50052 9090

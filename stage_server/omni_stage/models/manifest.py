@@ -1,8 +1,8 @@
 """What a model family declares, as data: one FamilyManifest in FAMILY/manifest.py.
 
-The registry, vLLM's plugin hook, the download of checkpoints, prepare_image.py and the command line read only the
-manifest of a family. A manifest names code as "module:attribute". That module is imported when the code is needed. Such
-a name never comes from a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
+The registry, vLLM's plugin hook, the download of checkpoints and the command line read only the manifest of a family. A
+manifest names code as "module:attribute". That module is imported when the code is needed. Such a name never comes from
+a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
 
     LLM = describe(ComponentFacts(id="my_family/llm", kind=EngineKind.AUTOREGRESSIVE, ...))
     FAMILY = FamilyManifest(

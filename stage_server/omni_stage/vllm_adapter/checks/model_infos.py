@@ -4,7 +4,7 @@ vLLM 0.32 finds a model class's abilities by importing it in a separate process 
 takes ten seconds or more at start-up. It caches the result below $VLLM_CACHE_ROOT, with a hash of the model's file. A
 new pod's cache is empty, so the image holds results below $OMNI_MODEL_INFOS, which `copy_model_infos` copies into it.
 
-The Dockerfile runs `python -m omni_stage.models.prepare_image DIRECTORY` to write them.
+The Dockerfile runs `python -m omni_stage.models.plugin DIRECTORY` to write them.
 """
 
 from __future__ import annotations
