@@ -25,8 +25,6 @@ from omni_proto.client import (
 from omni_proto.client.result import sample_bytes
 
 PERCENTILES: Final = (50, 90, 95, 99)
-MAX_REQUESTS: Final = 100_000
-"""Bound of --requests: each keeps one record until the report."""
 
 
 @dataclass(frozen=True, slots=True)
