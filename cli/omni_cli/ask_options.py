@@ -13,6 +13,7 @@ from omni_cli.generate_options import ModalityOption
 from omni_cli.target_options import (
     Ca,
     Cert,
+    Context,
     Endpoint,
     Key,
     Kubeconfig,
@@ -36,6 +37,7 @@ def chat(
     pipeline: Pipeline = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     voice: Voice = "",
     modality: Modalities = None,
@@ -71,7 +73,7 @@ def chat(
         "modalities": [item.value for item in modality or ()],
         "timeout": timeout,
     }
-    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
+    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, context, tls, ca, cert, key, server_name)
     with target.open() as (address, client_tls):
         status = run_chat(
             address,
@@ -91,6 +93,7 @@ def bench(
     pipeline: Pipeline = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     text: Annotated[str, typer.Option(help="The prompt of every request.")] = "Describe the sea.",
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="Number of requests.")] = 20,
     rate: Annotated[
@@ -140,7 +143,7 @@ def bench(
         if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise fail(f"--plot {plot}: the name must end with .png, .svg or .pdf")
         from omni_cli.plots import draw_waits  # Here, because a run whose picture cannot be drawn is lost.
-    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
+    target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, context, tls, ca, cert, key, server_name)
     arguments: GenerateArguments = {
         "text": text,
         "voice": voice,

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from omni_cli.checks import OutputFormat, fail, print_as
-from omni_cli.target_options import Kubeconfig, Namespace
+from omni_cli.target_options import Context, Kubeconfig, Namespace
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -34,6 +34,7 @@ def list_pipelines(
     namespace: Namespace = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     output: OutputFormat = None,
 ) -> None:
     """List the pipelines of a namespace in a cluster: readiness, reason, stages and where clients connect.
@@ -49,7 +50,7 @@ def list_pipelines(
     from omni_cli.commands.status import draw_list
 
     with _failing():
-        found = connect(kubeconfig, namespace).pipelines(everywhere=all_namespaces)
+        found = connect(kubeconfig, namespace, context).pipelines(everywhere=all_namespaces)
     if output is not None:
         print_as(output, {"apiVersion": "v1", "kind": "List", "items": found})
     elif found:
@@ -68,6 +69,7 @@ def logs(
     ] = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Read the logs of omnipipe run --log-dir, instead of a cluster's."),
@@ -101,7 +103,7 @@ def logs(
             if log_dir is not None:
                 found = command.local_logs(log_dir)
             else:
-                found = command.pod_logs(connect(kubeconfig, namespace), pipeline, since_s=seconds, tail=tail)
+                found = command.pod_logs(connect(kubeconfig, namespace, context), pipeline, since_s=seconds, tail=tail)
             entries = command.select(found, target)
             if output is not None:
                 shown = [entry.to_json() for entry in entries]
@@ -124,6 +126,7 @@ def top(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the OmniPipeline.")] = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     address_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File of omnipipe run --address-file, for a local run.")
     ] = None,
@@ -161,7 +164,7 @@ def top(
                 local = command.local_pods(address_file)
                 found = command.rows(lambda: local, interval)
             else:
-                cluster, wanted = connect(kubeconfig, namespace), name or ""
+                cluster, wanted = connect(kubeconfig, namespace, context), name or ""
                 found = command.rows(lambda: command.cluster_pods(cluster, wanted), interval)
             if output is not None:
                 print_as(output, command.to_json(next(found)))
@@ -176,7 +179,9 @@ def top(
             raise fail(str(error)) from error
 
 
-def doctor(namespace: Namespace = None, kubeconfig: Kubeconfig = None, output: OutputFormat = None) -> None:
+def doctor(
+    namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None, output: OutputFormat = None
+) -> None:
     """Check a cluster and a namespace: what will fail, and what to do. Changes nothing.
 
     Versions of Kubernetes, CRD and operator, your rights, GPUs and taints, Pod Security
@@ -198,7 +203,7 @@ def doctor(namespace: Namespace = None, kubeconfig: Kubeconfig = None, output: O
     from omnipipeline import __version__
 
     with _failing():
-        findings = judge(gather(connect(kubeconfig, namespace)), __version__)
+        findings = judge(gather(connect(kubeconfig, namespace, context)), __version__)
     if output is not None:
         print_as(output, to_json(findings))
     else:

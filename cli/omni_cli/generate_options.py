@@ -12,6 +12,7 @@ from omni_cli.checks import fail
 from omni_cli.target_options import (
     Ca,
     Cert,
+    Context,
     Endpoint,
     Key,
     Kubeconfig,
@@ -36,6 +37,7 @@ def generate(
     pipeline: Pipeline = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
@@ -163,7 +165,9 @@ def generate(
     except InputFileError as error:
         raise fail(str(error)) from error
     outputs = Outputs(out, timeline, trace, json_file)
-    with PipelineTarget(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name).open() as reached:
+    with PipelineTarget(
+        endpoint, pipeline, namespace, kubeconfig, context, tls, ca, cert, key, server_name
+    ).open() as reached:
         address, client_tls = reached
         status = run_generate(address, arguments, outputs, max_tokens=max_tokens, tls=client_tls)
     raise typer.Exit(status)

@@ -25,7 +25,7 @@ from omni_cli.checks import (
 from omni_cli.cluster_options import doctor, init, list_pipelines, logs, top
 from omni_cli.generate_options import generate
 from omni_cli.plan_options import plan
-from omni_cli.target_options import Kubeconfig, Namespace
+from omni_cli.target_options import Context, Kubeconfig, Namespace
 
 app = typer.Typer(
     name="omnipipe",
@@ -281,6 +281,7 @@ def status(
         bool, typer.Option("--cost", help="Show what the pods cost and did since they started, by stage.")
     ] = False,
     kubeconfig: Kubeconfig = None,
+    context: Context = None,
     output: OutputFormat = None,
 ) -> None:
     """Draw a pipeline in a cluster: its conditions, and its stages as a graph with readiness and reasons.
@@ -306,16 +307,16 @@ def status(
         raise typer.BadParameter("it is printed once; leave --watch, or --output and --cost, out", param_hint="--watch")
     try:
         if cost:
-            found = costs.read_costs(connect(kubeconfig, namespace), name)
+            found = costs.read_costs(connect(kubeconfig, namespace, context), name)
             if output is None:
                 Console(highlight=False).print(costs.draw(found))
             else:
                 print_as(output, costs.to_json(found))
             return
         if output is not None:
-            print_as(output, connect(kubeconfig, namespace).pipeline(name))
+            print_as(output, connect(kubeconfig, namespace, context).pipeline(name))
             return
-        show_status(name, kubeconfig, namespace, watch, Console(highlight=False))
+        show_status(connect(kubeconfig, namespace, context), name, watch, Console(highlight=False))
     except (ClusterError, TopError) as error:
         raise fail(str(error)) from error
     except KeyboardInterrupt:

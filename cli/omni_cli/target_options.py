@@ -38,6 +38,7 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
 ]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Credentials. Default: KUBECONFIG, else ~/.kube/config.")]
+Context = Annotated[str | None, typer.Option(metavar="NAME", help="Context. Default: the kubeconfig's current one.")]
 Tls = Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")]
 Ca = Annotated[
     Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; implies --tls.")
@@ -57,6 +58,7 @@ class PipelineTarget:
     pipeline: str | None
     namespace: str | None
     kubeconfig: Path | None
+    context: str | None
     tls: bool = False
     ca: Path | None = None
     cert: Path | None = None
@@ -89,7 +91,7 @@ class PipelineTarget:
         from omni_cli.cluster.forward import forward_entry
 
         try:
-            with forward_entry(connect(self.kubeconfig, self.namespace), self.pipeline, tls) as reached:
+            with forward_entry(connect(self.kubeconfig, self.namespace, self.context), self.pipeline, tls) as reached:
                 yield reached
         except ClusterError as error:
             raise fail(str(error)) from error

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from omni_cli.cluster.access import Cluster, ClusterError, Document, connect
+from omni_cli.cluster.access import Cluster, ClusterError, Document
 from omni_cli.commands.top import Pod, Sample, cluster_pods, take_samples
 from omni_proto.pod_contract import StageMetric
 
@@ -207,12 +206,11 @@ def draw_list(documents: Sequence[Json]) -> RenderableType:
     return table
 
 
-def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch: bool, console: Console) -> None:
+def show_status(cluster: Cluster, name: str, watch: bool, console: Console) -> None:
     """Draw the pipeline. With watch, draw it again after each change, until it is deleted or the user interrupts.
 
     Raises ClusterError.
     """
-    cluster = connect(kubeconfig, namespace)
     if not watch:
         console.print(draw_status(cluster.pipeline(name)))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes import config
+from kubernetes.config import incluster_config
 from rich.console import Console
 from typer.testing import CliRunner
 
+from omni_cli.cluster import access
 from omni_cli.cluster.access import ClusterError
 from omni_cli.commands.status import changes, draw_status, follow
 from omni_cli.main import app
@@ -215,6 +219,71 @@ def test_reads_from_the_cluster(api: int, tmp_path: Path, by_flag: bool) -> None
     assert "AllStagesReady" in out
 
 
+def test_a_context_chooses_cluster_and_namespace(api: int, tmp_path: Path) -> None:
+    file = write_kubeconfig(tmp_path / "config", api)
+    content = yaml.safe_load(file.read_text())
+    content["contexts"].append({"name": "other", "context": {"cluster": "away", "user": "u"}})
+    content["clusters"].append({"name": "away", "cluster": {"server": "http://127.0.0.1:1"}})
+    file.write_text(yaml.safe_dump(content | {"current-context": "other"}))
+    assert "the API server http://127.0.0.1:1 does not" in invoke("demo", "--kubeconfig", str(file))[2]
+    code, out, _ = invoke("demo", "--kubeconfig", str(file), "--context", "x")
+    assert code == 0
+    assert "AllStagesReady" in out
+    code, _, err = invoke("demo", "--kubeconfig", str(file), "--context", "none")
+    assert code == 1
+    assert "name none in" in err
+
+
+def test_a_credential_plugin_that_is_missing_is_an_error(api: int, tmp_path: Path) -> None:
+    """The client would ask without credentials, and log to stderr."""
+    file = write_kubeconfig(tmp_path / "config", api)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin", "interactiveMode": "Never"}
+    content = yaml.safe_load(file.read_text()) | {"users": [{"name": "u", "user": {"exec": plugin}}]}
+    file.write_text(yaml.safe_dump(content))
+    code, _, err = invoke("demo", "--kubeconfig", str(file))
+    assert code == 1
+    assert err.startswith("error: the kubeconfig's credential plugin fails: ")
+    assert "no-such-plugin" in err
+    assert err.count("\n") == 1
+
+
+def test_in_a_pod_its_own_credentials_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("token", "namespace"):
+        (tmp_path / name).write_text("models")
+    (tmp_path / "ca.crt").write_text("a certificate")
+    monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none{os.pathsep}{tmp_path}/missing")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(access, "_POD_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    cluster = access.connect(None, None)
+    assert (cluster.client.configuration.host, cluster.namespace) == ("https://10.0.0.1:443", "models")
+
+
+class Page(BaseHTTPRequestHandler):
+    """Answers with a page, or ends in the middle of its answer."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "100" if "/cut/" in self.path else "6")
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    log_message = Api.log_message
+
+
+@pytest.mark.parametrize(("namespace", "told"), [("page", "answers no JSON"), ("cut", "does not answer: ")])
+def test_what_is_no_api_server_is_an_error(namespace: str, told: str, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = write_kubeconfig(tmp_path / "config", server.server_port, namespace)
+        code, _, err = invoke("demo", "--kubeconfig", str(file))
+        server.shutdown()
+    assert code == 1
+    assert told in err
+
+
 def test_api_errors_name_the_remedy(api: int, tmp_path: Path) -> None:
     file = str(write_kubeconfig(tmp_path / "config", api))
     code, _, err = invoke("other", "--kubeconfig", file)
@@ -234,8 +303,7 @@ def test_an_unreachable_api_server_is_an_error(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         port = server.server_port
     code, _, err = invoke("demo", "--kubeconfig", str(write_kubeconfig(tmp_path / "config", port)))
-    assert code == 1
-    assert "does not answer" in err
+    assert (code, err) == (1, f"error: the API server http://127.0.0.1:{port} does not answer: Connection refused\n")
 
 
 @pytest.mark.parametrize(

@@ -139,15 +139,26 @@ def parse_document(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_documents(text: str, source: str) -> list[Any]:
-    """Returns the documents of a YAML or JSON text that are not empty. Raises PipelineError."""
+    """Returns the documents of a YAML or JSON text that are not empty, and the items of a List, which kubectl prints.
+
+    Raises PipelineError.
+    """
     try:
-        return [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
-    except (yaml.YAMLError, RecursionError) as error:
+        found = [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
+        return [item for document in found for item in _unpack(document)]
+    except RecursionError as error:
+        raise PipelineError(source, [Problem("file", "is nested too deeply")]) from error
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
         raise PipelineError(
             source, [Problem(where, f"is not YAML: {getattr(error, 'problem', None) or error}")]
         ) from error
+
+
+def _unpack(document: Any) -> list[Any]:
+    listed = isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == ("v1", "List")
+    return document["items"] if listed and isinstance(document.get("items"), list) else [document]
 
 
 def to_json_types(document: Any, source: str) -> dict[str, Any]:

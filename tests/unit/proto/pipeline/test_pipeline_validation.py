@@ -144,6 +144,7 @@ def test_every_pattern_has_words() -> None:
 NOT_A_PIPELINE = {
     "empty": ("", "file: holds 0 YAML documents; give one OmniPipeline"),
     "two documents": ("a: 1\n---\nb: 2\n", "file: holds 2 YAML documents"),
+    "two items": ("{apiVersion: v1, kind: List, items: [{a: 1}, {b: 2}]}", "file: holds 2 YAML documents"),
     "list": ("[1]", "file: must hold one OmniPipeline, found a list"),
     "not YAML": ("a: [", "line 1, column 5: is not YAML"),
     "key twice": ("kind: A\nkind: B\n", "is not YAML: key 'kind' is given twice"),
@@ -161,7 +162,7 @@ NOT_A_PIPELINE = {
     "infinity": ("spec: {timeouts: {request: -.inf}}\n", "spec.timeouts.request: must be a number, found -.inf"),
     "bytes": ("spec: {a.b/c: !!binary aGk=}\n", "spec[a.b/c]: JSON has no bytes; write it as text, in quotes"),
     "a date by its tag": ("a: !!timestamp 2026-01-01\n", "a: JSON has no date; write it as text, in quotes"),
-    "deep nesting": ("[" * 5000, "is not YAML"),
+    "deep nesting": ("[" * 5000, "is nested too deeply"),
 }
 
 
