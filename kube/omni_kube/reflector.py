@@ -16,7 +16,7 @@ from contextlib import aclosing
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import Backoff
 from omni_kube.api.wire import WatchEvent
-from omni_kube.errors import ApiError, ForbiddenError, GoneError
+from omni_kube.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from omni_kube.objects import NamespacedName, ObjectKind, parse_version
 from omni_kube.store import Store
 
@@ -58,7 +58,10 @@ class Reflector:
         self.lists = 0
         """Complete lists so far."""
         self.refused = False
-        """Whether the API server refused (403) the last list or watch: the role or the namespace does not exist."""
+        """Whether the API server refused (403) the last list or watch: the role or the namespace does not exist. Or it
+        does not know the kind."""
+        self.absent = False
+        """Whether the API server does not know the kind (404): its CRD was deleted."""
 
     @property
     def name(self) -> str:
@@ -87,7 +90,11 @@ class Reflector:
                 version = None
             except ApiError as error:
                 failures += 1
-                self.refused = isinstance(error, ForbiddenError)
+                self.refused = isinstance(error, (ForbiddenError, NotFoundError))
+                self.absent = isinstance(error, NotFoundError)
+                if self.absent:
+                    version = None
+                    self._on_change(self._store.begin_list(self.kind.kind, self.namespace).end(0))
                 pause = max(self._backoff.pause(failures), error.retry_after_s or 0.0)
                 # One warning for each outage, not for each attempt.
                 _log.log(
@@ -137,5 +144,5 @@ class Reflector:
         return take(event.seen, self.namespace)
 
     def _touch(self) -> None:
-        self.refused = False
+        self.refused = self.absent = False
         self._last_seen = asyncio.get_running_loop().time()

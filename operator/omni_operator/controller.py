@@ -95,6 +95,7 @@ class Controller:
         self._reconciler.scale_notes = self._scaler.notes
         self._activators = Activators(settings.activator, self._enqueue_all)
         self._reconciler.route_refusal = self._watches.describe_refusal
+        self._reconciler.pod_monitors = lambda: self._watches.has(POD_MONITORS)
         self._reconciler.activator = lambda: self._activators.current
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
@@ -151,8 +152,7 @@ class Controller:
         skip = set() if self._settings.pod_monitors else {POD_MONITORS}
         if ENTRY_ROUTE in self._settings.forbidden_fields:
             skip |= set(ROUTE_KINDS.values())
-        if POD_MONITORS in await self._watches.discover_optional(*skip):
-            self._reconciler.pod_monitors = True
+        await self._watches.discover_optional(*skip)
 
     async def _work(self) -> None:
         await self._watches.synced()

@@ -110,8 +110,8 @@ class Reconciler:
         """Returns why no route of a kind can be kept in a namespace; empty if one can."""
         self.activator: Callable[[], Activator] = Activator
         """Returns where callers of a pipeline without pods are led."""
-        self.pod_monitors = False
-        """Whether the cluster has PodMonitors and the settings enable them."""
+        self.pod_monitors: Callable[[], bool] = lambda: False
+        """Returns whether the cluster has PodMonitors and the settings enable them."""
 
     async def reconcile(self, key: NamespacedName, failures: int = 0) -> Report:
         """Bring one pipeline closer to its spec, and update its status. Raises ApiError, NotLeaderError.
@@ -252,7 +252,7 @@ class Reconciler:
             default_image=self._settings.default_image,
             cluster_domain=self._settings.cluster_domain,
             image_pull_policy=self._settings.image_pull_policy,
-            pod_monitors=self.pod_monitors,
+            pod_monitors=self.pod_monitors(),
             pod_monitor_labels=self._settings.pod_monitor_labels,
             hub_endpoint=self._settings.hub_endpoint,
             otlp_endpoint=self._settings.otlp_endpoint,

@@ -95,10 +95,10 @@ class Watches:
         """Returns why no object of an optional kind can be kept in a namespace, and the remedy; empty if one can."""
         scope = self._pipelines.scope_of(namespace)
         reflector = next((one for one in self._reflectors if (one.kind, one.namespace) == (kind, scope)), None)
-        if reflector is None:
+        if reflector is None or reflector.absent:
             return (
-                f"the cluster has no {kind.plural}.{kind.group}, as far as the operator knows: install their CRD (the "
-                "operator looks for it every few minutes), or choose another kind"
+                f"the cluster has no {kind.plural} of {kind.api_version}, as far as the operator knows: install a CRD "
+                "with this version (the operator looks for it every few minutes), or choose another kind"
             )
         if reflector.refused:
             return (
@@ -107,9 +107,12 @@ class Watches:
             )
         return ""
 
-    async def discover_optional(self, *skip: ObjectKind) -> set[ObjectKind]:
-        """Watch optional kinds that the cluster has and that are not watched yet, except `skip`. Returns them."""
-        found: set[ObjectKind] = set()
+    def has(self, kind: ObjectKind) -> bool:
+        """Returns whether the cluster has an optional kind, as far as the operator knows."""
+        return any(reflector.kind == kind and not reflector.absent for reflector in self._reflectors)
+
+    async def discover_optional(self, *skip: ObjectKind) -> None:
+        """Watch optional kinds that the cluster has and that are not watched yet, except `skip`."""
         watched = {reflector.kind for reflector in self._reflectors}
         for kind in WATCHED_KINDS:
             if not kind.optional or kind in watched or kind in skip:
@@ -118,10 +121,8 @@ class Watches:
                 if await self._client.serves(kind):
                     _log.info("the cluster has %s: the operator now watches and writes them", kind.plural)
                     self._add(kind)
-                    found.add(kind)
             except ApiError as error:
                 _log.warning("cannot find out whether the cluster has %s: %s", kind.plural, error)
-        return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
         """Store an OmniPipeline that its watch reports, or remove it if it was deleted. Returns the affected pipelines.

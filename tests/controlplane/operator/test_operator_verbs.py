@@ -16,6 +16,7 @@ from support.controlplane.pipelines import (
     build_pipeline,
     build_two_stages,
     list_children,
+    serving_revision,
     stage_of,
     wait_condition,
     wait_settled,
@@ -55,6 +56,20 @@ def pod_monitor_crd(control_plane: ControlPlane) -> Iterator[None]:
     control_plane.admin.delete("CustomResourceDefinition", POD_MONITORS)
     # An operator that starts later must not find the kind.
     eventually(lambda: group not in {one["name"] for one in control_plane.admin.call("GET", "/apis")["groups"]})
+
+
+def test_a_kind_that_is_uninstalled_holds_up_nothing(
+    api: Api, control_plane: ControlPlane, pod_monitor_crd: None, operator: OperatorProcess
+) -> None:
+    api.apply(build_two_stages())
+    wait_settled(api)
+    eventually(lambda: api.list("PodMonitor"), why="the operator has found the kind")
+    control_plane.admin.delete("CustomResourceDefinition", POD_MONITORS)
+    before = serving_revision(api)
+    api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}))
+    eventually(lambda: serving_revision(api) != before, why="the Services, which come after it, switch")
+    wait_condition(api, "Degraded", status="False")
+    wait_settled(api)
 
 
 def granted(api: Api) -> Grants:

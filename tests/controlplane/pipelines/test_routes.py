@@ -99,7 +99,7 @@ def test_without_the_gateway_api_all_else_is_served(api: Api, operator: Operator
     api.apply(routed(GATEWAY), strict=True)
     wait_condition(api, "Ready", status="True")
     missing = wait_condition(api, "RouteAccepted", status="False", reason="RouteUnavailable")
-    assert f"the cluster has no grpcroutes.{GROUP}" in missing["message"]
+    assert f"the cluster has no grpcroutes of {GROUP}/v1" in missing["message"]
     api.delete("Service", "omni-headless")
     eventually(lambda: api.find("Service", "omni-headless"), why="what serves is healed")
     wait_settled(api)

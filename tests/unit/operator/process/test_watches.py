@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
 from omni_kube.api.transport import ApiConnection, Transport
-from omni_operator.kinds import INGRESSES, PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.kinds import INGRESSES, PIPELINE_KIND, PIPELINES, POD_MONITORS, STAGES, WATCHED_KINDS
 from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
@@ -31,11 +31,15 @@ class Server:
 
     def __init__(self) -> None:
         self.refuses: Refuses = lambda namespace, plural: False
+        self.unknown: set[str] = set()
+        """Plurals that the server does not know any more."""
         self.items: list[dict[str, Any]] = []
 
     async def list(self, request: web.Request) -> web.StreamResponse:
         if self.refuses(request.match_info["namespace"], request.match_info["plural"]):
             return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+        if request.match_info["plural"] in self.unknown:
+            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -113,12 +117,28 @@ async def test_an_optional_kind_may_be_refused(server: Started) -> None:
     api, watches, _ = server
     api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "ingresses")
     await watches.start()
-    assert "the cluster has no ingresses.networking.k8s.io" in watches.describe_refusal(INGRESSES, "kept")
-    assert await watches.discover_optional() == {kind for kind in WATCHED_KINDS if kind.optional}
-    assert await watches.discover_optional() == set(), "they are watched already"
+    assert "the cluster has no ingresses of networking.k8s.io/v1" in watches.describe_refusal(INGRESSES, "kept")
+    for _ in range(2):  # the second time they are watched already
+        await watches.discover_optional()
+    assert all(watches.has(kind) for kind in WATCHED_KINDS if kind.optional)
+    assert len(watches.ages()) == 2 * (len(WATCHED_KINDS) + 1)
     await until(lambda: watches.is_current("kept") and watches.is_current("gone"))
     assert watches.describe_refusal(INGRESSES, "kept") == ""
     assert "may not list and watch ingresses" in watches.describe_refusal(INGRESSES, "gone")
+
+
+async def test_an_optional_kind_may_be_uninstalled(server: Started) -> None:
+    """Between its discovery and its first list, or later: the process lives on, and decides about every namespace."""
+    api, watches, _ = server
+    await watches.start()
+    await watches.discover_optional()
+    api.unknown = {POD_MONITORS.plural, INGRESSES.plural}
+    await until(lambda: not watches.has(POD_MONITORS) and not watches.has(INGRESSES) and watches.has(STAGES))
+    await until(lambda: watches.is_current("kept") and watches.is_current("gone") and not watches.unsynced())
+    assert "the cluster has no ingresses of networking.k8s.io/v1" in watches.describe_refusal(INGRESSES, "kept")
+    assert not any(name.startswith((POD_MONITORS.kind, "Ingress")) for name in watches.ages(refused=False))
+    api.unknown = set()
+    await until(lambda: watches.has(POD_MONITORS) and watches.describe_refusal(INGRESSES, "kept") == "")
 
 
 async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:
