@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from omni_operator.kinds import FIELD_MANAGER
-from omni_operator.names import MANAGED_BY_LABEL, entry_service_name, headless_service_name
+from omni_operator.names import MANAGED_BY_LABEL, entry_service_name, headless_service_name, scale_target_name
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
@@ -78,11 +78,9 @@ def judge_ready(assessment: Assessment) -> Verdict:
         return Verdict(
             True, Reason.SLEEPING, "nobody uses the pipeline, so it has no pods; a request to a gateway wakes it"
         )
-    idle = [stage.name for stage in assessment.stages if not stage.wanted]
+    idle = [stage for stage in assessment.stages if not stage.wanted]
     if idle:
-        return Verdict(
-            False, Reason.SCALED_TO_ZERO, f"{_stages(idle)} {_have(idle)} replicas: 0; set it to 1 or more to serve"
-        )
+        return Verdict(False, Reason.SCALED_TO_ZERO, _describe_idle(assessment, idle))
     missing = [stage for stage in assessment.stages if not stage.is_ready]
     if missing or not assessment.stages:
         return _judge_missing(assessment, missing)
@@ -97,6 +95,19 @@ def judge_ready(assessment: Assessment) -> Verdict:
         Reason.ALL_STAGES_READY,
         f"all {count} stages serve" if count > 1 else f"stage {assessment.stages[0].name} serves",
     )
+
+
+def _describe_idle(assessment: Assessment, idle: Sequence[StageState]) -> str:
+    """Returns which stages were given no pods, and how they get some: a stage with scaling has no `replicas`."""
+    fixed = [stage.name for stage in idle if not stage.scaled]
+    parts = [f"{_stages(fixed)} {_have(fixed)} replicas: 0; set it to 1 or more to serve"] if fixed else []
+    if scaled := [stage.name for stage in idle if stage.scaled]:
+        targets = " ".join(f"omnistage/{scale_target_name(assessment.pipeline, name)}" for name in scaled)
+        parts.append(
+            f"{_stages(scaled)} {_have(scaled)} no pods, because the scale target says 0; let its autoscaler say 1 "
+            f"or more, or: kubectl scale -n {assessment.namespace} {targets} --replicas=1"
+        )
+    return "; ".join(parts)
 
 
 def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Verdict:

@@ -221,6 +221,14 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False AsExpected",
         "stage token2wav has replicas: 0; set it to 1 or more",
     ),
+    "scale targets that say 0, and a stage without replicas": (
+        replace(BASE, stages=(*(replace(one, wanted=0, scaled=True) for one in DOWN[:2]), replace(DOWN[2], wanted=0))),
+        "False ScaledToZero",
+        "False RolloutComplete",
+        "False AsExpected",
+        "stages thinker, talker have no pods, because the scale target says 0; let its autoscaler say 1 or more, or: "
+        "kubectl scale -n models omnistage/demo-thinker omnistage/demo-talker --replicas=1",
+    ),
     "the entry Service is another's": (
         replace(BASE, conflicts=foreign(owner="Helm web")),
         "False ChildConflict",
