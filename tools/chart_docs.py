@@ -3,10 +3,11 @@ a copy of the operator's RBAC rules from manifests/ (files/crd.yaml is a link to
 
 Comments in values.yaml describe each value. `# -- TEXT` before a value is its description. Rules for the schema may
 follow: `# @enum A B` lists the allowed words, `# @min N` and `# @max N` bound a number, `# @pattern REGEX` restricts a
-string, `# @items string|integer|object|REGEX` restricts the items of a list, and `# @map labels|annotations` restricts
-the keys and values of a map. `# @setting NAME` takes the bounds from the operator's setting of that name, so that Helm
-refuses what would end the program; `# @setting gateway` takes the whole schema from the gateway's settings. Types come
-from the defaults. Helm removes values that are null before it reads the schema. A map with a description may have any
+string, `# @form name|host` to an object's name or a host name, `# @items string|port|object|host|REGEX` restricts the
+items of a list, and `# @map labels|annotations` restricts the keys and values of a map. `# @setting NAME` takes the
+bounds from the operator's setting of that name, so that Helm refuses what would end the program; `# @setting gateway`
+takes the whole schema from the gateway's settings. Types come from the defaults. Helm removes values that are null
+before it reads the schema. A map with a description may have any
 keys; a map without one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
@@ -32,6 +33,11 @@ MANIFESTS = ROOT / "manifests"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):")
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?$"
 _LABEL = r"^([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?$"
+_FORMS = {
+    "name": "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+    "host": r"(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
+}
+"""Names of objects, and of hosts, which the API server would refuse only in the midst of an installation, or never."""
 _NOT_IN_CLUSTERS = ("keysFile", "entryCa", "entryCertificate", "entryKey", "modelAliases")
 """Settings of a gateway that the chart sets itself, or that a gateway in a cluster refuses."""
 _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "integer"), (str, "string"), (list, "array"))
@@ -79,7 +85,13 @@ def _read_rule(tag: str, rest: str) -> dict[str, Any]:
             return describe_bounds(rest)
         case "@pattern":
             return {"pattern": rest}
-        case "@items" if rest in ("string", "integer", "object"):
+        case "@form":
+            return {"pattern": f"^({_FORMS[rest]})?$"}
+        case "@items" if rest in _FORMS:
+            return {"items": {"type": "string", "pattern": f"^{_FORMS[rest]}$"}, "uniqueItems": True}
+        case "@items" if rest == "port":
+            return {"items": {"type": "integer", "minimum": 1, "maximum": 65535}}
+        case "@items" if rest in ("string", "object"):
             return {"items": {"type": rest}}
         case "@items":
             return {"items": {"type": "string", "pattern": rest}, "uniqueItems": True}

@@ -104,12 +104,24 @@ app.kubernetes.io/name: omnipipeline-test
 
 {{/* [REGISTRY/]REPOSITORY@DIGEST or [REGISTRY/]REPOSITORY:TAG. Include it with (dict "image" IMAGE "root" $). */}}
 {{- define "omnipipeline.image" -}}
-{{- with default (default dict .root.Values.global).imageRegistry .root.Values.imageRegistry }}{{ . }}/{{ end -}}
+{{- $name := .image.repository }}
+{{- with default (default dict .root.Values.global).imageRegistry .root.Values.imageRegistry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
+{{- if not (regexMatch "^((\\[[0-9A-Fa-f:]+\\]|[A-Za-z0-9][A-Za-z0-9.-]*)(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$" $name) }}
+{{- fail (printf "%s is not a name of an image, which is HOST:PORT/PATH in lower case, without https:// and tag; correct imageRegistry or repository" $name) }}
+{{- end }}
 {{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
+{{ $name }}@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default (replace "+" "_" .root.Chart.AppVersion) .image.tag }}
+{{ $name }}:{{ default (replace "+" "_" .root.Chart.AppVersion) .image.tag }}
 {{- end -}}
+{{- end -}}
+
+{{/* The first map over the others, for annotations that users may replace: a key twice in a map is refused by kustomize. Include it with
+a list of maps. */}}
+{{- define "omnipipeline.merged" -}}
+{{- $merged := dict }}
+{{- range . }}{{ $merged = merge $merged (default dict .) }}{{ end }}
+{{- toYaml $merged }}
 {{- end -}}
 
 {{/* imagePullSecrets, and those of the parent chart, as names or as objects with a name; empty if there are none. */}}

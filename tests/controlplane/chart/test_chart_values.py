@@ -40,6 +40,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "gateway.replicas is 10, the minimum with gateway.autoscaling.enabled, and must not exceed "
         "gateway.autoscaling.maxReplicas, which is 8",
     ),
+    (
+        {"gateway": {"enabled": True, "resources": {"requests": None}, "autoscaling": {"enabled": True}}},
+        "gateway.resources.requests has no cpu; set it",
+    ),
+    ({"imageRegistry": "https://r.example"}, "https://r.example/omnipipeline-operator is not a name of an image"),
+    ({"global": {"imageRegistry": "r.example/A"}}, "r.example/A/omnipipeline-operator is not a name of an image"),
+    ({"stageImage": {"repository": "stage:1"}}, "stage:1 is not a name of an image"),
+    # The API server takes any name of a Secret that a volume mounts, and the pod would never start.
+    ({"gateway": {"keysSecret": "My_Keys"}}, "at '/gateway/keysSecret': 'My_Keys' does not match"),
+    ({"gateway": {"ingress": {"tlsSecret": "My_Keys"}}}, "at '/gateway/ingress/tlsSecret'"),
+    ({"gateway": {"ingress": {"host": "https://a.example"}}}, "at '/gateway/ingress/host'"),
+    ({"gateway": {"networkPolicy": {"apiServerPorts": [70_000]}}}, "apiServerPorts/0': maximum"),
+    ({"serviceAccount": {"name": "Operator"}}, "at '/serviceAccount/name'"),
     ({"podLabels": {"app.kubernetes.io/instance": "x"}}, "podLabels must not contain app.kubernetes.io/instance"),
     ({"commonLabels": {"omnipipeline.io/installation": "x"}}, "commonLabels must not contain omnipipeline.io/inst"),
 ]
@@ -68,6 +81,15 @@ def test_large_numbers_and_nulls_reach_the_gateway(helm: Helm, tmp_path: Path) -
     settings = load_settings(path)
     assert (settings.max_body_bytes, settings.max_held_bytes, settings.send_seconds) == (50_000_000, 1 << 39, 1.5)
     assert settings.drain_seconds == GatewaySettings().drain_seconds
+
+
+def test_annotations_of_the_user_replace_the_charts_own(helm: Helm) -> None:
+    own = {"kubectl.kubernetes.io/default-container": "proxy", "a": "b"}
+    manifests = helm.template({"podAnnotations": own, "gateway": {"enabled": True, "podAnnotations": own}})
+    deployments = [manifest for manifest in manifests if manifest["kind"] == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        assert own.items() <= deployment["spec"]["template"]["metadata"]["annotations"].items()
 
 
 def test_large_numbers_of_pods_stay_whole(helm: Helm) -> None:
