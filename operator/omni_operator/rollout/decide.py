@@ -28,7 +28,7 @@ from omni_operator.kinds import KIND_BY_NAME, ROUTE_KINDS
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.policy import check_policy
 from omni_operator.rollout.rollout import Rollout, decide_rollout
-from omni_operator.state.live import live_serving_revision
+from omni_operator.state.live import live_balancer, live_serving_revision
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_live_document
@@ -189,7 +189,8 @@ def build_desired(
 ) -> list[Manifest]:
     """Returns every child that must exist now: the shared ones, and for each revision those that the rollout needs."""
     owner = Owner(name=observed.name, namespace=observed.namespace, uid=observed.uid)
-    desired = [*_build_shared(owner, rollout.serving, rollout.serving_tls, _This(pipelines[rollout.target]))]
+    spec, balancer = _This(pipelines[rollout.target]), live_balancer(observed)
+    desired = [*_build_shared(owner, rollout.serving, rollout.serving_tls, spec, balancer)]
     for part in rollout.parts:
         key = _SetKey.of(pipelines[part.revision], part.revision, part.replicas, owner, settings)
         desired += [child for child in _build_set(key) if part.wants(child)]
@@ -259,7 +260,11 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 
 
 @lru_cache(maxsize=REMEMBERED_SETS)
-def _build_shared(owner: Owner, serving: str, tls: bool, this: _This) -> tuple[Manifest, ...]:
+def _build_shared(owner: Owner, serving: str, tls: bool, this: _This, balancer: str | None) -> tuple[Manifest, ...]:
     spec = this.pipeline.spec
     scaled = sorted(stage.name for stage in spec.stages if stage.scaling is not None)
-    return tuple(build_shared(owner, serving, tls=tls, entry=spec.entry, scaled=scaled))
+    entry = spec.entry
+    if balancer is not None and entry.service.type == "LoadBalancer":
+        service = entry.service.model_copy(update={"load_balancer_class": balancer or None})
+        entry = entry.model_copy(update={"service": service})
+    return tuple(build_shared(owner, serving, tls=tls, entry=entry, scaled=scaled))

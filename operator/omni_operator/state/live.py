@@ -172,6 +172,15 @@ def live_serving_revision(observed: Observed) -> str | None:
     return serving_revision(value_at(service, "spec", "selector", default={}))
 
 
+def live_balancer(observed: Observed) -> str | None:
+    """Returns the class of the load balancer that the live entry Service has; empty for the cluster's default, None if
+    it has none. The API server lets nobody change the class while there is one."""
+    service = observed.child("Service", entry_service_name(observed.name))
+    if value_at(service, "spec", "type", default="") != "LoadBalancer":
+        return None
+    return str(value_at(service, "spec", "loadBalancerClass", default=""))
+
+
 def is_lost(pod: Manifest, now: datetime) -> bool:
     """Returns whether a terminating pod is so long past its grace period that its node must be lost."""
     ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace period, not its start

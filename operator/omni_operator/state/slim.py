@@ -175,7 +175,7 @@ def _workload(manifest: Manifest) -> Manifest:
 
 
 def _service(manifest: Manifest) -> Manifest:
-    return {"spec": _pick(manifest.get("spec") or {}, "selector", "ports", "type")}
+    return {"spec": _pick(manifest.get("spec") or {}, "selector", "ports", "type", "loadBalancerClass")}
 
 
 def _scale_target(manifest: Manifest) -> Manifest:

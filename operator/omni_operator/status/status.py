@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -22,7 +22,7 @@ from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.replicas import Fate, can_sleep, decide_replicas
 from omni_operator.rollout.rollout import Phase, Rollout
 from omni_operator.scaling.notes import ScaleNotes
-from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_revision
+from omni_operator.state.live import LiveSet, compute_live_sets, live_balancer, live_serving_revision
 from omni_operator.state.observed import Observed, find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
@@ -212,10 +212,21 @@ def assess(
         altered=plan.altered,
         unwritten=_describe_unwritten(plan),
         ignored=named,
-        mistakes=[str(problem) for problem in list_likely_mistakes(pipeline)],
+        mistakes=[*map(str, list_likely_mistakes(pipeline)), *_describe_balancer(pipeline, observed)],
         halt=halt,
         settled=_was_complete(observed),
     )
+
+
+def _describe_balancer(pipeline: OmniPipeline, observed: Observed) -> Iterator[str]:
+    """Yields that a load balancer keeps its class, if the spec names another one."""
+    service, live = pipeline.spec.entry.service, live_balancer(observed)
+    if service.type == "LoadBalancer" and live is not None and service.load_balancer_class not in (None, live):
+        yield (
+            f"spec.entry.service.loadBalancerClass: the load balancer of Service {entry_service_name(observed.name)} "
+            f"keeps {live or 'the default class'}, because Kubernetes lets nobody change the class; to replace the "
+            "load balancer, set type: ClusterIP, wait until its address is gone, and set type: LoadBalancer again"
+        )
 
 
 def _stage_state(

@@ -254,7 +254,8 @@ def judge_progressing(assessment: Assessment) -> Verdict:
         # The pods start for the first time, or there are more of them than before.
         reason = Reason.UPDATING if assessment.serves else Reason.STARTING
     else:
-        reason = _PROGRESS[phase]
+        is_switched = phase is not Phase.DRAINING or assessment.serving == target
+        reason = _PROGRESS[phase] if is_switched else Reason.ROLLING_OUT
     return Verdict(True, reason, "; ".join([describe_progress(assessment), *_messages(blockers)]))
 
 
@@ -275,6 +276,8 @@ def describe_progress(assessment: Assessment) -> str:
             )
         case Phase.WAITING:
             return f"revision {target} starts once requests to the old one have ended; waiting for {waiting}{cause}"
+        case Phase.DRAINING if serving != target:
+            return f"revision {target} is ready, but the Service still leads to {serving}"
         case Phase.DRAINING:
             return f"revision {target} serves; the old one drains" + (f": {waiting}" if waiting else "") + cause
         case Phase.SUSPENDING:

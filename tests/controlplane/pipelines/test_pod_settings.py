@@ -9,7 +9,16 @@ import pytest
 import yaml
 
 from support.controlplane.operators import OperatorProcess, wait_idle
-from support.controlplane.pipelines import REVISION_LABEL, STAGE_LABEL, build_pipeline, build_stage, wait_condition
+from support.controlplane.pipelines import (
+    REVISION_LABEL,
+    STAGE_LABEL,
+    build_pipeline,
+    build_stage,
+    condition_of,
+    serving_revision,
+    wait_condition,
+    wait_settled,
+)
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
@@ -108,6 +117,26 @@ def test_the_entry_service_follows_the_resource_both_ways(api: Api, operator: Op
     live = api.get("Service", "omni")
     assert "service.beta.kubernetes.io/x" not in live["metadata"]["annotations"]
     assert "nodePort" not in live["spec"]["ports"][0]
+
+
+def test_a_load_balancer_keeps_its_class_in_every_rollout(api: Api, operator: OperatorProcess) -> None:
+    """The API server lets nobody change the class of a load balancer while there is one."""
+
+    def with_class(name: str | None, image: str) -> Manifest:
+        service = {"type": "LoadBalancer", **({"loadBalancerClass": name} if name else {})}
+        entry = {"entry": {"service": service}, "defaults": {"image": image}}
+        return {**single(), "spec": {**single()["spec"], **entry}}
+
+    api.apply(with_class("example.com/a", "example.com/stage:1"))
+    wait_settled(api)
+    for name, image in (("example.com/b", "example.com/stage:2"), (None, "example.com/stage:3")):
+        before = serving_revision(api)
+        api.replace_spec(with_class(name, image))
+        eventually(lambda before=before: serving_revision(api) != before, why="the Service switches")
+        wait_settled(api)
+        assert api.get("Service", "omni")["spec"]["loadBalancerClass"] == "example.com/a"
+        said = condition_of(api.get("OmniPipeline", "omni"), "Degraded")["message"]
+        assert ("keeps example.com/a" in said) == (name is not None)
 
 
 def test_extra_engine_args_need_the_operators_permission(

@@ -47,7 +47,8 @@ class EntryService(ConfigModel):
     annotations: EntryAnnotations = Field(default_factory=dict)
     """Annotations, e.g. of the cloud's load balancer."""
     load_balancer_class: LabelKey | None = None
-    """Implementation of the load balancer. Default: the cluster's."""
+    """Implementation of the load balancer. Default: the cluster's. An existing load balancer keeps its class: to
+    change it, set type: ClusterIP first."""
 
 
 class ParentReference(ConfigModel):

@@ -112,3 +112,29 @@ def test_a_snapshot_that_cannot_be_read_is_no_spec(data: Any) -> None:
     cluster.delete(ChildKey("Deployment", f"demo-talker-{cluster.selected()}"))
     cluster.settle()
     assert cluster.condition("Ready") == ("False", "InvalidSpec")
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "written", "says"),
+    [
+        ({"type": "ClusterIP"}, "a/b", "a/b", ""),
+        ({"type": "LoadBalancer", "loadBalancerClass": "a/b"}, "a/b", "a/b", ""),
+        ({"type": "LoadBalancer", "loadBalancerClass": "c/d"}, "a/b", "c/d", "keeps c/d"),
+        ({"type": "LoadBalancer"}, "a/b", None, "keeps the default class"),
+        ({"type": "LoadBalancer", "loadBalancerClass": "c/d"}, None, "c/d", ""),  # a webhook may have set it
+        ({"type": "LoadBalancer"}, None, None, ""),
+    ],
+)
+def test_a_load_balancer_keeps_its_class(live: Manifest, wanted: str | None, written: str | None, says: str) -> None:
+    cluster = settled()
+    service = cluster.children[ChildKey("Service", cluster.pipeline["metadata"]["name"])]
+    service["spec"] |= live
+    given = {"type": "LoadBalancer", **({"loadBalancerClass": wanted} if wanted else {})}
+    cluster.pipeline["spec"]["entry"] = {"service": given}
+    cluster.settle()
+    service = cluster.children[ChildKey("Service", cluster.pipeline["metadata"]["name"])]
+    assert (service["spec"]["type"], service["spec"].get("loadBalancerClass")) == ("LoadBalancer", written)
+    assert cluster.condition("Degraded") == ("False", "AsExpected")
+    conditions = {one["type"]: one["message"] for one in cluster.pipeline["status"]["conditions"]}
+    assert ("loadBalancerClass: the load balancer" in conditions["Degraded"]) == bool(says)
+    assert says in conditions["Degraded"]

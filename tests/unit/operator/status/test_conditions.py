@@ -137,6 +137,19 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "True Unschedulable",
         "stage talker: no node",
     ),
+    "the Service cannot be switched": (
+        replace(
+            BASE,
+            phase=Phase.DRAINING,
+            target="bbbbbbb",
+            waiting_for=("thinker (aaaaaaa)",),
+            errors=(ChildError("Service demo", "exceeded quota: services.loadbalancers"),),
+        ),
+        "True AllStagesReady",
+        "True RollingOut",
+        "True ApplyFailed",
+        "revision bbbbbbb is ready, but the Service still leads to aaaaaaa; writing Service demo failed",
+    ),
     "the old one ends": (
         replace(BASE, phase=Phase.DRAINING, waiting_for=("thinker (0000000)",)),
         "True AllStagesReady",
