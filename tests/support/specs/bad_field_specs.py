@@ -56,6 +56,23 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "unknown field; known here: name, configMap, secret, persistentVolumeClaim, csi, image",
         first(volumes=[{"name": "a", "hostPath": {"path": "/"}}]),
     ),
+    "a prefix that no variable begins with": Bad(
+        (first(envFrom=[{"prefix": "9A=", "secretRef": {"name": "a"}}]),),
+        f"{S0}.envFrom[0].prefix",
+        "should match",
+        "must be the beginning of a variable's name: letters, digits, dashes, dots and underscores, but no",
+    ),
+    "a request of a claim that has no such name": Bad(
+        (
+            first(
+                resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu"}],
+                resources={"claims": [{"name": "gpu", "request": "Big_1"}]},
+            ),
+        ),
+        f"{S0}.resources.claims[0].request",
+        "should match",
+        "must be a name of lower-case letters, digits and dashes",
+    ),
     "root": Bad(
         (first(podSecurityContext={"runAsUser": 0}),),
         f"{S0}.podSecurityContext.runAsUser",

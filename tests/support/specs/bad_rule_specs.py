@@ -257,6 +257,25 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "spec.objectives",
         "nothing is promised; set firstAudioSeconds",
     ),
+    **{
+        f"a key's file at {path}": Bad(
+            (first(volumes=[{"name": "a", "configMap": {"name": "a", "items": [{"key": "k", "path": path}]}}]),),
+            f"{S0}.volumes[0].configMap.items[0].path",
+            f"{path} begins with .. or has such a part, which Kubernetes refuses; give a path without it",
+        )
+        for path in ("..", "..data", "a/../b")
+    },
+    "an extended resource with the name of a quota": Bad(
+        (first(resources={"limits": {"requests.example.com/fpga": 1}}),),
+        f"{S0}.resources.limits",
+        'resources that Kubernetes does not know: ["requests.example.com/fpga"]',
+    ),
+    "shared memory with a wrong unit": Bad(
+        (edit("spec/defaults/shmSize", "512m"),),
+        "spec.defaults.shmSize",
+        "shmSize 512m is less than 1Mi; the number counts bytes, and m means a thousandth; write for example 8Gi",
+    ),
+    "shared memory of nothing": Bad((first(shmSize=0),), f"{S0}.shmSize", "shmSize 0 is less than 1Mi"),
     "shared memory above the memory": Bad(
         (first(shmSize="16Gi", resources={"limits": {"memory": "16Gi"}}),),
         f"{S0}.shmSize",

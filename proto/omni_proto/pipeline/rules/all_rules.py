@@ -20,8 +20,10 @@ from omni_proto.pipeline.rules.pods import (
     ENV_FROM_RULES,
     ENV_SOURCE_RULES,
     ENV_VAR_RULES,
+    KEY_PATH_RULES,
     MOUNT_RULES,
     SHM_RULE,
+    SHM_SIZE_RULE,
     SPEC_POD_RULES,
     VOLUME_RULES,
 )
@@ -155,6 +157,7 @@ def _not_reserved(field: str, what: str, but: str = "") -> Rule:
 _POD_SETTINGS = (
     _not_reserved("podLabels", "labels"),
     _not_reserved("podAnnotations", "annotations", but=_AUTOSCALER),
+    SHM_SIZE_RULE,
 )
 
 _TOLERATION = (
@@ -324,6 +327,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
     pods.EnvVar: ENV_VAR_RULES,
     pods.EnvVarSource: ENV_SOURCE_RULES,
     pods.EnvFromSource: ENV_FROM_RULES,
+    pods.KeyToPath: KEY_PATH_RULES,
     pods.Volume: VOLUME_RULES,
     pods.VolumeMount: MOUNT_RULES,
     pods.PodResourceClaim: CLAIM_RULES,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from omni_proto.pipeline.rules.resources import MIN_BYTES
 from omni_proto.pipeline.rules.rule import Rule, one_of, quote
 from omni_proto.pipeline.types import pods
 
@@ -48,6 +49,16 @@ VOLUME_RULES: Final = (
         field=".name",
     ),
     one_of("configMap", "secret", "persistentVolumeClaim", "csi", "image"),
+)
+
+KEY_PATH_RULES: Final = (
+    Rule(
+        summary="`path` does not begin with `..`, and has no part `..`",
+        rule="!self.path.matches('^[.][.]|/[.][.](/|$)')",
+        words="%s begins with .. or has such a part, which Kubernetes refuses; give a path without it",
+        values=("self.path",),
+        field=".path",
+    ),
 )
 
 _TAKEN = (
@@ -138,6 +149,14 @@ SPEC_POD_RULES: Final = (
 """Rules on spec."""
 
 _MEMORY = "self.resources.limits['memory']"
+SHM_SIZE_RULE: Final = Rule(
+    summary=f"`shmSize` is at least {MIN_BYTES}",
+    rule=f"!has(self.shmSize) || quantity(string(self.shmSize)).compareTo(quantity('{MIN_BYTES}')) >= 0",
+    words=f"shmSize %s is less than {MIN_BYTES}; the number counts bytes, and m means a thousandth; write for example "
+    "8Gi",
+    values=("string(self.shmSize)",),
+    field=".shmSize",
+)
 SHM_RULE: Final = Rule(
     summary="`shmSize` is below the limit of memory",
     rule="!has(self.shmSize) || !has(self.resources) || !has(self.resources.limits) || "

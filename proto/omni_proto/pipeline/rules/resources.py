@@ -47,7 +47,9 @@ def _of_map(field: str, good: str, *, summary: str, words: str, shows_value: boo
 
 
 def _of_both(field: str) -> tuple[Rule, ...]:
-    known = f"k in ['cpu', 'memory', 'ephemeral-storage'] || k.contains('/') || {_IS_PAGES}"
+    known = (
+        f"k in ['cpu', 'memory', 'ephemeral-storage'] || (k.contains('/') && !k.startsWith('requests.')) || {_IS_PAGES}"
+    )
     enough = (
         "!(k in ['memory', 'ephemeral-storage']) || "
         f"{_quantity(f'self.{field}')}.compareTo(quantity('{MIN_BYTES}')) >= 0"

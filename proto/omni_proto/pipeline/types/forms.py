@@ -33,6 +33,8 @@ FORMS: Final[Mapping[str, str]] = {
     "both ends",
     k8s.NAME_IN_POD_PATTERN: "a name of lower-case letters, digits and dashes, with a letter or digit at both ends",
     pods.VARIABLE_PATTERN: "the name of a variable: letters, digits and underscores, not beginning with a digit",
+    pods.PREFIX_PATTERN: "the beginning of a variable's name: letters, digits, dashes, dots and underscores, but no "
+    "digit at first",
     pods.PATH_PATTERN: "an absolute path such as /etc/ssl/certs, without a slash at its end",
     pods.RELATIVE_PATTERN: "a relative path such as ca.crt or certs/ca.crt",
     k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",

@@ -87,7 +87,7 @@ class ResourceClaim(ConfigModel):
 
     name: NameInPod
     """Name in resourceClaims."""
-    request: Annotated[str, StringConstraints(min_length=1, max_length=127)] | None = None
+    request: NameInPod | None = None
     """Request of the claim. Default: all devices of the claim."""
 
 

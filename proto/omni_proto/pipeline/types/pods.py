@@ -51,6 +51,7 @@ RESERVED_PARENTS: Final = ("/", "/etc", "/home")
 """Directories above them."""
 
 VARIABLE_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+PREFIX_PATTERN: Final = r"^([-._A-Za-z][-._A-Za-z0-9]*)?$"
 PATH_PATTERN: Final = r"^/([-A-Za-z0-9._]+(/[-A-Za-z0-9._]+)*)?$"
 RELATIVE_PATTERN: Final = r"^[-A-Za-z0-9._]+(/[-A-Za-z0-9._]+)*$"
 
@@ -127,7 +128,7 @@ class ObjectReference(ConfigModel):
 class EnvFromSource(ConfigModel):
     """All keys of a Secret or ConfigMap as variables."""
 
-    prefix: Annotated[str, StringConstraints(max_length=64)] | None = None
+    prefix: Annotated[str, StringConstraints(max_length=64, pattern=PREFIX_PATTERN)] | None = None
     """Text in front of each name."""
     config_map_ref: ObjectReference | None = None
     """The ConfigMap."""
