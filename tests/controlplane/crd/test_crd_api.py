@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tools.export_schemas import build_crd
 
+from omni_proto.pipeline.types.scaling import MAX_REPLICAS
 from omni_proto.pipeline.types.status import MAX_STAGE_MESSAGE
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 from support.controlplane.server.api_server import ApiServer
@@ -164,6 +165,15 @@ def test_wrong_status_is_refused(omni: Api, change: Manifest, field: str) -> Non
     with pytest.raises(ApiError) as caught:
         omni.patch("OmniPipeline", "omni", {"status": change}, subresource="status")
     assert field in caught.value.message
+
+
+def test_a_scale_target_may_have_more_pods_than_it_asks_for(omni: Api) -> None:
+    """The largest stage, in the midst of an update with maxSurge: 100%."""
+    target = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniStage", "metadata": {"name": "omni-talker"}}
+    omni.apply(target | {"spec": {"replicas": MAX_REPLICAS}})
+    omni.patch("OmniStage", "omni-talker", {"status": {"replicas": 2 * MAX_REPLICAS}}, subresource="status")
+    with pytest.raises(ApiError, match="less than or equal to 1000"):
+        omni.patch("OmniStage", "omni-talker", {"spec": {"replicas": MAX_REPLICAS + 1}})
 
 
 def test_stages_of_two_managers_are_merged_by_name(omni: Api) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
+from omni_proto.pipeline.types.status import Count
 from omni_proto.stage_config import ConfigModel
 
 MAX_REPLICAS: Final = 1000
@@ -104,9 +105,9 @@ class OmniStageSpec(ConfigModel):
 class OmniStageStatus(ConfigModel):
     """The state of the stage, as the operator last saw it."""
 
-    replicas: Replicas | None = None
-    """Number of pods of the revision that serves."""
-    ready_replicas: Replicas | None = None
+    replicas: Count | None = None
+    """Number of pods of the revision that serves. During an update there are more than spec.replicas."""
+    ready_replicas: Count | None = None
     """Number of those that accept requests."""
     selector: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Labels of those pods, for autoscalers."""
