@@ -319,13 +319,21 @@ def _egress(build: StageBuild) -> list[Manifest]:
     if (collector := build.collector) is not None:
         rules.append({"ports": _tcp(collector_port(collector)), "to": inside})
     if build.model.fetch is not None:
-        mirror = build.settings.hub_endpoint if build.model.fetch.uri.startswith("hf://") else None
+        source = _named_source(build.model.fetch.uri, build.settings.hub_endpoint)
         hubs: list[Manifest] = [{"ipBlock": {"cidr": block, "except": not_in}} for block, not_in in _NO_HUBS.items()]
-        if mirror is not None:
-            # The mirror may be a pod, and with some network plugins an ipBlock does not match pods.
+        if source is not None:
+            # It may be a pod, and with some network plugins an ipBlock does not match pods.
             hubs.append({"namespaceSelector": {}})
-        rules.append({"ports": _tcp(hub_port(mirror)), "to": hubs})
+        rules.append({"ports": _tcp(hub_port(source)), "to": hubs})
     return rules
+
+
+def _named_source(uri: str, mirror: str | None) -> str | None:
+    """Returns the endpoint of a download, if the resource or a setting names it: a registry's, or the hub's mirror."""
+    scheme, _, rest = uri.partition("://")
+    if scheme == "oci":
+        return f"https://{rest.partition('/')[0]}"
+    return mirror if scheme == "hf" else None
 
 
 def collector_port(endpoint: str) -> int:

@@ -130,6 +130,20 @@ class TestDownload:
         assert is_allowed(policies, pods("talker", revision), PodPeer("mirror"), port)
         assert not is_allowed(policies, pods("talker", revision), PodPeer("mirror"), port + 1)
 
+    @pytest.mark.parametrize(
+        ("uri", "port"),
+        [("oci://r.example/omni:v1", 443), ("oci://registry.models:5000/a/omni@sha256:" + "a" * 64, 5000)],
+    )
+    def test_a_registry_may_be_a_pod_and_has_a_port(self, uri: str, port: int) -> None:
+        settings = BuildSettings(default_image=SETTINGS.default_image, hub_endpoint="http://hub.models.svc:8080/x")
+        pipeline = make_pipeline(model={"uri": uri})
+        policies = policies_of(build_all(pipeline, settings))
+        revision = compute_revision(pipeline, settings.default_image)
+        for peer in (PodPeer("registry"), HUB):
+            assert is_allowed(policies, pods("talker", revision), peer, port)
+            assert not is_allowed(policies, pods("talker", revision), peer, port + 1)
+        assert not is_allowed(policies, pods("talker", revision), PodPeer("mirror"), 8080)
+
 
 def test_a_collector_is_reached_where_one_is_named() -> None:
     """A pipeline's collector replaces the operator's. Only its port is opened, and only inside the cluster network."""
