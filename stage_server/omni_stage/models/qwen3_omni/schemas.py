@@ -11,18 +11,18 @@ from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
 from omni_stage.models.qwen3_omni.manifest import CODE2WAV, TALKER_TO_CODE2WAV, THINKER_TO_TALKER
 
 
-def find_pace(speech: SpeechFacts | None, config: StageConfig, *, held: int = 0) -> Mapping[str, Any]:
+def find_pace(speech: SpeechFacts | None, config: StageConfig) -> Mapping[str, Any]:
     """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.playback.Pace.
 
-    `held`: how many of its newest tokens the stage has not published yet; 1 for a thinker. The talker reads one row of
-    the thinker for each frame of speech, so both have the same rate. code2wav decodes each frame as it arrives.
+    The talker reads one token of the thinker for each frame of speech, so both have the same rate. code2wav decodes
+    each frame as it arrives.
     """
     streams = any(edge.mode is EdgeMode.STREAM for edge in config.downstream)
     if speech is None:
         return {}
     return {
         "tokens_per_second": CODE2WAV.sample_rate_hz / speech.frame_samples,
-        "first_tokens": speech.first_frames + held,
+        "first_tokens": speech.first_frames,
         "heard_early": streams,
     }
 

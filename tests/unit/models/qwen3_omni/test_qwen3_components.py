@@ -15,7 +15,7 @@ from transformers import AutoProcessor, WhisperFeatureExtractor
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import encode_rows
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, InvalidTensorError
-from omni_stage.exchange import GivenReply, view_bytes
+from omni_stage.exchange import FinishReason, GivenReply, view_bytes
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,
@@ -192,19 +192,20 @@ def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path
     assert sent <= 0.02 * rows, "at most 2 % of Qwen2.5-Omni-7B's edge, which sends rows"
 
 
-def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoint: Path) -> None:
+def test_only_the_last_token_is_not_sent(checkpoint: Path) -> None:
     emitter = ThinkerEmitter(read_checkpoint(checkpoint), want_tensors=True, spoken=SpokenTokens(None, str))
     first = emitter.emit(EngineStep(token_ids=[7], prompt_token_ids=[1, 2, 3]))
-    assert first.tensors["token_ids"].tolist() == [1, 2, 3]
+    assert first.tensors["token_ids"].tolist() == [1, 2, 3, 7]
     assert first.tensors["prompt_tokens"].tolist() == [3]
     assert first.complete_tensors == {"prompt_tokens", "media", "media_positions"}
-    assert emitter.emit(EngineStep(token_ids=[8, 9])).tensors["token_ids"].tolist() == [7, 8]
+    assert emitter.emit(EngineStep(token_ids=[8, 9])).tensors["token_ids"].tolist() == [8, 9]
     assert "token_ids" not in emitter.emit(EngineStep()).tensors
-    assert emitter.emit(EngineStep(token_ids=[5])).tensors["token_ids"].tolist() == [9]
+    last = EngineStep(token_ids=[5, 6], finish_reason=FinishReason.STOP)
+    assert emitter.emit(last).tensors["token_ids"].tolist() == [5]
 
 
 def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
-    """A sampled reply's last token is held back, because it may be the end token. A given reply is sent completely."""
+    """A sampled reply's last token is not sent, because it may be the end token. A given reply is sent completely."""
     request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
     prepared = thinker.prepare(request)
     prompt = prepared.prompt["prompt_token_ids"][:-3]

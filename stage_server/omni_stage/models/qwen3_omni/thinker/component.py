@@ -87,7 +87,7 @@ class ThinkerEmitter:
     """Publishes the ids of all tokens except a sampled reply's last one, and the rows of media in users' messages.
 
     The last token either ends the text or is the one at which the length limit was reached. transformers' talker does
-    not read it either.
+    not read it either. It arrives together with the reason why the reply ended, so all others are sent at once.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class ThinkerEmitter:
         self._checkpoint = checkpoint
         self._want_tensors = want_tensors
         self._spoken = spoken
-        self._holds = 0 if is_given else 1
+        self._is_given = is_given
         self._held: list[int] = []
-        """The newest token, held back because it may be the reply's last, and tokens that may be a stop string."""
+        """The newest tokens, if they may be a stop string."""
         self._published = 0
         """Number of the reply's tokens that are published."""
         self._is_first = True
@@ -111,7 +111,8 @@ class ThinkerEmitter:
         complete: frozenset[str] = frozenset()
         if self._want_tensors:
             ids = [*self._held, *step.token_ids]
-            known = ids[: max(0, min(len(ids) - self._holds, self._spoken.count(step) - self._published))]
+            last = 0 if self._is_given or step.finish_reason is None else 1
+            known = ids[: max(0, min(len(ids) - last, self._spoken.count(step) - self._published))]
             self._held = ids[len(known) :]
             self._published += len(known)
             if self._is_first and step.prompt_token_ids is not None:
@@ -199,7 +200,7 @@ def build_component(config: StageConfig) -> Thinker:
             samples_per_token=samples_per_token(checkpoint.audio_frames, int(extractor.hop_length)),
             pads_to_limit=False,
         ),
-        pace=find_pace(checkpoint.speech, config, held=1),
+        pace=find_pace(checkpoint.speech, config),
         known_voices=checkpoint.speech.voices if checkpoint.speech and knows_voices else (),
     )
     return Thinker(checkpoint, prompts, settings)
