@@ -24,8 +24,9 @@ STATE = "dict(on=gc.isenabled(), thresholds=gc.get_threshold(), frozen=gc.get_fr
 def test_the_program_sets_the_collector_before_it_does_anything_else() -> None:
     state = run_program(
         "import gc, json\n"
+        "before = gc.get_freeze_count()\n"  # Python 3.12 starts with some
         "from omni_operator.__main__ import main\n"
-        "assert gc.get_freeze_count() == 0, 'an import changes nothing'\n"
+        "assert gc.get_freeze_count() == before, 'an import changes nothing'\n"
         "code = main(['--kubeconfig=/does/not/exist'])\n"
         f"print(json.dumps({STATE} | dict(code=code)))"
     )
