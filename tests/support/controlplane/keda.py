@@ -55,7 +55,6 @@ class Keda:
             names = yaml.safe_load(file.read_text())["spec"]["names"]
             if names["kind"] == "ScaledObject":
                 register("ScaledObject", "keda.sh/v1alpha1", names["plural"])
-        register("APIService", "apiregistration.k8s.io/v1", "apiservices", namespaced=False)
         self._control_plane.apply_crds(*self._crds)
         pki = self._control_plane.pki
         self._certificates.mkdir()
@@ -63,7 +62,7 @@ class Keda:
             shutil.copy(source, self._certificates / name)
         for process in self._processes:
             process.start()
-        self._publish()
+        self._control_plane.publish_api(f"{_VERSION}.{_GROUP}", self._namespace, self._secure)
         eventually(self._serves, timeout_s=PATIENCE_S, why="the API server reaches KEDA's metrics server")
         return self
 
@@ -77,19 +76,6 @@ class Keda:
         for process in self._processes:
             if not process.running:
                 raise RuntimeError(f"{process.name} ended with {process.returncode}:\n{process.log_tail()}")
-
-    def _publish(self) -> None:
-        """Makes the API server send requests for external metrics to the adapter, which runs on this machine."""
-        name = "keda-metrics-apiserver"
-        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": self._namespace}}
-        self._control_plane.admin.apply({**service, "spec": {"type": "ExternalName", "externalName": "localhost"}})
-        where = {"name": name, "namespace": self._namespace, "port": self._secure}
-        spec = {"group": _GROUP, "version": _VERSION, "service": where, "insecureSkipTLSVerify": True}
-        spec |= {"groupPriorityMinimum": 100, "versionPriority": 100}
-        metadata = {"name": f"{_VERSION}.{_GROUP}"}
-        self._control_plane.admin.apply(
-            {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}
-        )
 
     def _serves(self) -> bool:
         self.require_running()

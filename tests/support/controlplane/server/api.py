@@ -53,6 +53,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "Lease": ("coordination.k8s.io/v1", "leases", True),
     "OmniPipeline": ("omnipipeline.io/v1alpha1", "omnipipelines", True),
     "OmniStage": ("omnipipeline.io/v1alpha1", "omnistages", True),
+    "APIService": ("apiregistration.k8s.io/v1", "apiservices", False),
     "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers", True),
     "GRPCRoute": ("gateway.networking.k8s.io/v1", "grpcroutes", True),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes", True),

@@ -180,6 +180,22 @@ class ApiServer:
         """Waits until the API server serves the objects of a CustomResourceDefinition that has been applied."""
         eventually(lambda: self._serves(crd), why=f"{crd} is served")
 
+    def publish_api(self, name: str, namespace: str, port: int) -> None:
+        """Makes the API server send requests for an API, VERSION.GROUP, to a program on its own machine.
+
+        namespace: for the Service that the API server needs for it.
+        """
+        version, _, group = name.partition(".")
+        service = {"name": name.replace(".", "-"), "namespace": namespace}
+        spec = {"type": "ExternalName", "externalName": "localhost"}
+        self.admin.apply({"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": spec})
+        api = {"group": group, "version": version, "service": {**service, "port": port}, "insecureSkipTLSVerify": True}
+        api |= {"groupPriorityMinimum": 100, "versionPriority": 100}
+        metadata = {"name": name}
+        self.admin.apply(
+            {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": api}
+        )
+
     # Faults of the API server
 
     def start(self) -> None:
