@@ -1,4 +1,4 @@
-"""Converts Whisper from CTranslate2's format into a Hugging Face checkpoint. Needs numpy only.
+"""Converts Whisper from CTranslate2's format into a Hugging Face checkpoint. Needs no torch.
 
 Package indexes hold Whisper in this format alone. Its tensors are half-precision floats, which are copied as they are;
 only the projections that the format fuses are cut apart, and the tensors renamed.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from safetensors.numpy import save_file
 
 _VERSION: Final = 6
 _KINDS: Final = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
@@ -72,7 +73,8 @@ def convert_whisper(parts: Sequence[Path], config: Path, tokenizer: Path, direct
         raise CTranslate2Error(f"it lacks {error}") from error
     for name, content in written.items():
         (directory / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _write_safetensors(directory / "model.safetensors", tensors)
+    whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(whole, directory / "model.safetensors", {"format": "pt"})
 
 
 def read_tensors(data: memoryview) -> Iterator[tuple[str, np.ndarray]]:
@@ -207,17 +209,3 @@ def _tokenizer() -> dict[str, Any]:
         "unk_token": end,
         "pad_token": end,
     }
-
-
-def _write_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, array in tensors.items():
-        header[name] = {"dtype": "F16", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for array in tensors.values():
-            out.write(np.ascontiguousarray(array).tobytes())
