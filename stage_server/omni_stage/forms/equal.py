@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from omni_stage.forms.disjoint import NOTES, Schemas, kinds_of
 
 COPIED_BYTES: Final = 64 << 10
 """Size of all parts of one schema together that may be copied."""
+COPIED_DEPTH: Final = 64
+"""Depth of lists and objects in what copies add. An allOf inside what it joins would nest ever deeper."""
 _BITS: Final = {name: bits for bits in (8, 16, 32, 64) for name in (f"int{bits}", f"uint{bits}")} | {
     "int": 64,
     "uint": 64,
@@ -100,6 +102,8 @@ class Rewriter:
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._left = COPIED_BYTES
+        self._copied: dict[int, tuple[Any, int]] = {}
+        """What copies consist of, by id, with its depth."""
 
     def rewrite(self, node: dict[str, Any]) -> None:
         """Rewrite one schema, but not the schemas below it."""
@@ -124,10 +128,16 @@ class Rewriter:
         if isinstance(node.get("propertyNames"), dict):
             self._name_properties(node, node["propertyNames"])
 
-    def _copy(self, schema: Any, times: int = 1) -> list[Any]:
-        """Returns copies of a schema; none if they are too large."""
+    def _copy(self, node: dict[str, Any], schema: Any, times: int = 1) -> list[Any]:
+        """Returns copies of a schema for `node`; none if they are too large, or would stand too deep."""
         self._left -= len(json.dumps(schema)) * times
-        return [copy.deepcopy(schema) for _ in range(times)] if self._left >= 0 else []
+        _, depth = self._copied.get(id(node), (node, 0))
+        if self._left < 0 or any(depth + below > COPIED_DEPTH for _, below in _walk(schema)):
+            return []
+        copies = [copy.deepcopy(schema) for _ in range(times)]
+        for one in copies:
+            self._copied |= {id(found): (found, depth + below) for found, below in _walk(one)}
+        return copies
 
     def _join_objects(self, node: dict[str, Any]) -> None:
         """Write allOf of objects that allow other properties as one object."""
@@ -149,7 +159,7 @@ class Rewriter:
             return
         if node.get("additionalProperties", True) is not True:
             return  # beside allOf it is about every property, because the node itself names none
-        if copied := self._copy(properties):
+        if copied := self._copy(node, properties):
             del node["allOf"]
             node |= {"type": "object", "properties": copied[0], "required": required}
 
@@ -157,7 +167,7 @@ class Rewriter:
         found = self._schemas.follow(names, alone=True)
         if found is None:
             return
-        if "$ref" in names and (copied := self._copy(found)):
+        if "$ref" in names and (copied := self._copy(node, found)):
             node["propertyNames"] = copied[0]
         values = [found["const"]] if "const" in found else found.get("enum")
         if not isinstance(values, list) or kinds_of(found.get("type", "string")) != {"string"}:
@@ -169,13 +179,23 @@ class Rewriter:
         rest = node.get("additionalProperties", {})
         if not allowed or rest is False or not node.keys().isdisjoint(("properties", "patternProperties")):
             return
-        if copied := self._copy({} if rest is True else rest, len(allowed)):
+        if copied := self._copy(node, {} if rest is True else rest, len(allowed)):
             del node["propertyNames"]
             node |= {
                 "type": node.get("type", "object"),
                 "properties": dict(zip(allowed, copied, strict=True)),
                 "additionalProperties": False,
             }
+
+
+def _walk(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Yields the lists and objects of a schema, with their depths."""
+    waiting = [(schema, 1)]
+    while waiting:
+        found, depth = waiting.pop()
+        if isinstance(found, dict | list):
+            yield found, depth
+            waiting.extend((one, depth + 1) for one in (found.values() if isinstance(found, dict) else found))
 
 
 def _read_tuple(node: dict[str, Any]) -> None:

@@ -197,6 +197,27 @@ def test_what_cannot_be_rewritten_is_refused(schema: dict[str, Any], says: str) 
         admit_schema(schema)
 
 
+ENDLESS = {"allOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}]}
+Y = {"type": "object", "properties": {"q": {"type": "string"}}}
+
+
+@each_row(
+    "properties",
+    [
+        {"p": ENDLESS},
+        {"p": {"type": "array", "items": ENDLESS}},
+        {"p": {"allOf": [{"$ref": "#/$defs/y"}, {"$ref": "#/$defs/z"}]}},
+    ],
+)
+@pytest.mark.parametrize("root", [ENDLESS, {"$ref": "#/$defs/x"}])
+def test_an_all_of_inside_what_it_joins_is_refused(root: dict[str, Any], properties: dict[str, Any]) -> None:
+    """Each copy of what it joins holds it again, so writing it as one object would never end."""
+    z = {"type": "object", "properties": {"r": ENDLESS}}
+    schema = {**root, "$defs": {"x": {"type": "object", "properties": properties}, "y": Y, "z": z}}
+    with pytest.raises(UnsupportedSchemaError, match='"allOf" of several'):
+        admit_schema(json.loads(json.dumps(schema)))
+
+
 def test_copies_are_limited() -> None:
     """Each of a few hundred objects would copy the largest definition, and each copy would copy again."""
     large = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(200)}}
