@@ -37,8 +37,8 @@ class VideoHeader:
     width: int
     height: int
     seconds: float
-    """The longest of the durations that the file and its tracks state. Of a recording that was streamed: the time of
-    its end."""
+    """The longest of the durations that its tracks state, or that of the file. Of a recording that was streamed: the
+    time of its end."""
     has_audio: bool
     tracks: int
     frames: int = 0
@@ -127,7 +127,8 @@ def _finish(media_type: str, file: Container) -> VideoHeader:
     if not pictures:
         raise MediaHeaderError("the file has no picture track; send it as audio")
     first = pictures[0]
-    seconds = max(file.seconds, *(track.seconds for track in file.tracks))
+    # The file's own length counts what an edit list puts before its tracks.
+    seconds = max(track.seconds for track in file.tracks) or file.seconds
     if not seconds:
         raise MediaHeaderError(
             "the video does not say how long it is; write it whole: ffmpeg -i IN -c copy -movflags +faststart OUT.mp4"
@@ -308,9 +309,11 @@ def read_elements(view: memoryview) -> Container:
     if duration != duration or duration < 0:
         raise MediaHeaderError("the video's length makes no sense")
     late = begin if begin * scale >= LATE_S * 1e9 else 0
-    # Of a piece of a longer recording, some programs state the length, and others the time of the end.
     if not duration or late:
-        duration = max(0, _last_time(view) - late)
+        # Of a piece of a longer recording, some programs state the time of the end, and others the length.
+        found = max(0, _last_time(view) - late)
+        stated = (one for one in (duration - late, duration) if abs(one - found) * scale < LATE_S * 1e9)
+        duration = next(stated, found)
     file.seconds = duration * scale / 1e9
     return file
 

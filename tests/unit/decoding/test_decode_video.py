@@ -6,7 +6,9 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
+from omni_proto.media_headers.video import read_video_header
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.models.component import VideoPart
 from omni_stage.service.media.planning import judge_medium
@@ -16,6 +18,28 @@ from support.media.videos import encode_video, turn_track
 from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
+
+IN_PIECES = {"movflags": "frag_keyframe+empty_moov+default_base_moof+frag_discont", "use_editlist": "0"}
+
+
+@pytest.mark.parametrize(
+    ("form", "picture", "options"),
+    [
+        ("webm", "libvpx-vp9", {}),
+        ("matroska", "libx264", {}),
+        ("mp4", "libx264", {}),
+        ("mov", "libx264", {}),
+        ("mp4", "libx264", IN_PIECES),
+    ],
+)
+def test_a_piece_of_a_longer_video_is_as_long_as_it_is(form: str, picture: str, options: dict[str, str]) -> None:
+    """Its times go on from those of the recording. How many frames the model gets depends on the length."""
+    audio = "libopus" if form == "webm" else "aac"
+    for begin_s in ("0", "7", "4000"):
+        shifted = {**options, "output_ts_offset": begin_s}
+        header = read_video_header(encode_video(form, picture, audio, frames=50, options=shifted))
+        assert header.seconds == pytest.approx(5.0, abs=0.3)
+        assert header.kept_frames in (8, 10)
 
 
 async def test_a_video_is_turned_as_its_file_says(tmp_path: Path) -> None:
