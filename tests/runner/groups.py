@@ -52,13 +52,7 @@ RULES: tuple[Rule, ...] = (
     # that has imported it.
     #
     # The first tier.
-    Rule(
-        "operator",
-        ("tests/controlplane/pipelines/test_lifecycle",),
-        takes_s=60,
-        first=True,
-        needs=CONTROL_PLANE,
-    ),
+    Rule("operator", ("tests/controlplane/pipelines/test_lifecycle",), takes_s=60, first=True, needs=CONTROL_PLANE),
     Rule(
         "engines",
         ("tests/engine/generic/test_llm_engine.py", "tests/engine/qwen/test_qwen25_stages"),
@@ -95,11 +89,13 @@ RULES: tuple[Rule, ...] = (
         takes_s=180,
         first=True,
     ),
-    Rule("unit-models", ("tests/unit/models/", "tests/unit/benchmarks/", "tests/unit/docs/"), takes_s=150, first=True),
-    Rule("unit", ("tests/unit/",), takes_s=150, first=True),
+    Rule("unit-models", ("tests/unit/models/", "tests/unit/benchmarks/", "tests/unit/docs/"), takes_s=260, first=True),
+    # Apart from the other unit tests, so that no process runs alone at the end.
+    Rule("unit-operator", ("tests/unit/operator/", "tests/unit/forms/"), takes_s=200, first=True),
+    Rule("unit", ("tests/unit/",), takes_s=250, first=True),
     # The rest.
-    Rule("api-server", ("tests/controlplane/crd/", "tests/controlplane/client/"), takes_s=60),
-    Rule("helm", ("tests/controlplane/chart/",), takes_s=200),
+    Rule("api-server", ("tests/controlplane/crd/", "tests/controlplane/client/"), takes_s=180),
+    Rule("helm", ("tests/controlplane/chart/",), takes_s=300),
     Rule(
         "control-plane-faults",
         ("tests/controlplane/faults/test_faults", "tests/controlplane/kit/test_kit"),
@@ -115,15 +111,13 @@ RULES: tuple[Rule, ...] = (
         ),
         takes_s=230,
     ),
-    Rule("control-plane", ("tests/controlplane/",), takes_s=250),
-    Rule("pipeline", ("tests/pipeline/",), takes_s=370),
+    Rule("control-plane", ("tests/controlplane/",), takes_s=350),
+    Rule("pipeline", ("tests/pipeline/",), takes_s=420),
     Rule(
-        "engine-stages",
-        tuple(f"tests/engine/{folder}/" for folder in ("checkpoints", "qwen", "streams")),
-        takes_s=280,
+        "engine-stages", tuple(f"tests/engine/{folder}/" for folder in ("checkpoints", "qwen", "streams")), takes_s=340
     ),
-    Rule("engine-runners", ("tests/engine/",), takes_s=220),
-    Rule("processes", ("tests/processes/",), takes_s=240),
+    Rule("engine-runners", ("tests/engine/",), takes_s=450),
+    Rule("processes", ("tests/processes/",), takes_s=280),
 )
 
 

@@ -85,7 +85,7 @@ async def test_lines_are_whole_wherever_they_are_cut(size: int) -> None:
 
 async def test_more_than_a_connection_holds_at_once_is_read_all_the_same() -> None:
     """The server must wait while the client does not read, and can continue when the client reads again."""
-    count, size = 40, 1 << 20
+    count, size = 16, 1 << 20
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
