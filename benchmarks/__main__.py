@@ -29,7 +29,7 @@ CASES = {
     **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "voice")},
     **{
         name: f"benchmarks.{name}.measure"
-        for name in ("transport", "tokens", "diffusion", "gateway", "replicas", "scaling", "realtime")
+        for name in ("transport", "tokens", "gateway", "replicas", "scaling", "realtime")
     },
     "first-audio": "benchmarks.first_audio.measure",
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",

@@ -3,18 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.diffusion.figures import (
-    AT_ONCE,
-    EQUAL,
-    MIXED,
-    REQUESTS,
-    TALKER,
-    Side,
-    find_ratios,
-    make_rows,
-    pick_lengths,
-    split_groups,
-)
 from benchmarks.harness.interleave import median_ratio, quantile, time_rounds
 from benchmarks.harness.report import format_table
 from benchmarks.pipeline.breakdown import PARTS, split
@@ -77,34 +65,3 @@ def test_a_stage_that_sends_nothing_and_was_never_scheduled() -> None:
     timings = StageTimings(input_complete_ns=MS, engine_submitted_ns=MS, last_output_ns=4 * MS, finished_ns=4 * MS)
     parts = split(timings, caller_unix_ns=0)
     assert (parts["queue"], parts["engine"], parts["hand over"]) == (0, 3, 0)
-
-
-def test_equal_and_mixed_lengths_are_the_same_work() -> None:
-    lengths = {side: pick_lengths(side) for side in (EQUAL, MIXED, TALKER)}
-    assert len({sum(ones) for ones in lengths.values()}) == 1
-    assert all(len(ones) == REQUESTS for ones in lengths.values())
-    assert len(set(lengths[MIXED])) == REQUESTS
-    assert min(lengths[MIXED]) > 0
-
-
-@pytest.mark.parametrize("at_once", [1, 4, 16, 5])
-def test_groups_hold_every_request_once_and_in_order(at_once: int) -> None:
-    groups = split_groups(range(REQUESTS), at_once)
-    assert [item for group in groups for item in group] == list(range(REQUESTS))
-    assert max(map(len, groups)) == at_once
-
-
-def test_figures_of_engines() -> None:
-    """Each ratio compares two speeds: concurrent with sequential requests, or token2wav with the talker.
-
-    Here concurrent requests take half as long as sequential ones, and token2wav takes twice as long as the talker.
-    """
-    sides = {
-        (name, at_once): Side([slow * (2.0 if at_once == 1 else 1.0)] * 3, [0.1] * REQUESTS, 1100.0, 1000.0)
-        for name, slow in ((EQUAL, 8.0), (MIXED, 8.0), (TALKER, 4.0))
-        for at_once in AT_ONCE
-    }
-    row = make_rows(sides)[2]
-    assert (row["side"], row["at_once"], row["requests_per_s"], row["codes_per_s"]) == (EQUAL, 16, 2.0, 48)
-    assert (row["ratio_to_one_at_once"], row["over_idle_mib"], row["latency_ms_p50"]) == (2.0, 100.0, 100)
-    assert [ratio.value for ratio in find_ratios(sides)] == [2.0, 2.0, 2.0, 2.0, 0.5]
