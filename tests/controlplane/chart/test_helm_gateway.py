@@ -9,12 +9,7 @@ import pytest
 from omni_gateway.settings import load_settings
 from omni_proto.pod_contract import GRPC_PORT, ROLE_LABEL
 from support.controlplane.charts.chart_variants import VARIANTS
-from support.controlplane.charts.helm import (
-    NAMESPACE,
-    Helm,
-    Manifest,
-    pick_one,
-)
+from support.controlplane.charts.helm import NAMESPACE, Helm, Manifest, pick_one
 from support.operator.network_policies import AddressPeer, PodPeer, is_allowed
 
 pytestmark = pytest.mark.controlplane

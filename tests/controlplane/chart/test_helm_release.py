@@ -17,13 +17,7 @@ import yaml
 from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT, VERSION, Helm, Manifest
 from support.controlplane.charts.operator_pods import OperatorPods, pod_uids
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.pipelines import (
-    build_pipeline,
-    condition_of,
-    list_children,
-    wait_condition,
-    wait_settled,
-)
+from support.controlplane.pipelines import build_pipeline, condition_of, list_children, wait_condition, wait_settled
 from support.controlplane.server.api import Api, eventually
 from support.processes.polling import PATIENCE_S
 

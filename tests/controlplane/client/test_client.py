@@ -10,10 +10,7 @@ import pytest
 
 import omni_kube.api.client as client_module
 from omni_kube.api.client import ApiClient
-from omni_kube.errors import (
-    ConflictError,
-    NotLeaderError,
-)
+from omni_kube.errors import ConflictError, NotLeaderError
 from omni_kube.objects import Manifest, ObjectKind
 from omni_operator.kinds import CHILD_KINDS, PIPELINES
 from omni_proto.pod_contract import PIPELINE_LABEL
@@ -109,11 +106,7 @@ async def test_watch_reports_changes_however_large(client: ApiClient, space: Api
                     seen.append((event.type, event.seen.key.kind, event.seen.key.name))
             if len(seen) == 3:
                 break
-    assert seen == [
-        ("ADDED", "ConfigMap", "large"),
-        ("ADDED", "ConfigMap", "small"),
-        ("DELETED", "ConfigMap", "small"),
-    ]
+    assert seen == [("ADDED", "ConfigMap", "large"), ("ADDED", "ConfigMap", "small"), ("DELETED", "ConfigMap", "small")]
 
 
 async def test_which_apis_there_are(client: ApiClient) -> None:

@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from omni_kube.api.client import ApiClient
-from omni_kube.errors import (
-    NotLeaderError,
-)
+from omni_kube.errors import NotLeaderError
 from omni_kube.lease import LEASE, Leadership, LeaseTimes
 from support.controlplane.server.api import Api
 from support.controlplane.server.fault_proxy import FaultProxy

@@ -132,11 +132,7 @@ def test_defaults_are_filled_in(omni: Api) -> None:
     assert spec["suspend"] is False
     assert spec["timeouts"] == {"request": 300}
     assert spec["rollout"] == {"strategy": "BlueGreen", "maxSurge": 1, "maxUnavailable": 0}
-    assert spec["stages"][0] == {
-        "name": "thinker",
-        "component": "qwen2_5_omni/thinker",
-        "outputs": ["Text"],
-    }
+    assert spec["stages"][0] == {"name": "thinker", "component": "qwen2_5_omni/thinker", "outputs": ["Text"]}
     assert spec["stages"][2]["inputs"] == [{"from": "talker", "mode": "Full"}]
 
 

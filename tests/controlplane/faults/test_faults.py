@@ -85,11 +85,7 @@ def test_the_api_server_is_killed_and_away(
 
 @pytest.mark.parametrize("end", ["cut", "410 Gone", "api server restart"])
 def test_watches_end(
-    control_plane: ControlPlane,
-    api: Api,
-    proxy: FaultProxy,
-    make_operator: Callable[..., OperatorProcess],
-    end: str,
+    control_plane: ControlPlane, api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess], end: str
 ) -> None:
     with make_operator(server=proxy.url) as operator:
         api.apply(build_pipeline())

@@ -133,9 +133,7 @@ EDITS = [
     HandEdit("rules opened", "NetworkPolicy", [{"op": "replace", "path": "/spec/ingress", "value": [{}]}]),
     HandEdit("budget", "PodDisruptionBudget", [{"op": "replace", "path": "/spec/maxUnavailable", "value": 2}]),
     HandEdit(
-        "token mounted",
-        "ServiceAccount",
-        [{"op": "replace", "path": "/automountServiceAccountToken", "value": True}],
+        "token mounted", "ServiceAccount", [{"op": "replace", "path": "/automountServiceAccountToken", "value": True}]
     ),
     HandEdit("pipeline label removed", "Service", [{"op": "remove", "path": _label(PIPELINE_LABEL)}]),
     HandEdit("pipeline label removed", "Deployment", [{"op": "remove", "path": _label(PIPELINE_LABEL)}]),

@@ -10,13 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from support.controlplane.operators import OperatorProcess, wait_idle
-from support.controlplane.pipelines import (
-    build_pipeline,
-    build_stage,
-    list_children,
-    wait_available,
-    wait_settled,
-)
+from support.controlplane.pipelines import build_pipeline, build_stage, list_children, wait_available, wait_settled
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_calls import Call
 from support.controlplane.server.fault_proxy import POD_CHANGES, FaultProxy

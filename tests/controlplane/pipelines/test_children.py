@@ -88,10 +88,7 @@ EVERYTHING: dict[str, Any] = {
         "serviceAccountName": "models",
         "podSecurityContext": {"runAsUser": 7, "runAsGroup": 8, "fsGroup": 9, "supplementalGroups": [10]},
         "schedulerName": "volcano",
-        "resourceClaims": [
-            {"name": "a", "resourceClaimName": "a"},
-            {"name": "b", "resourceClaimTemplateName": "b"},
-        ],
+        "resourceClaims": [{"name": "a", "resourceClaimName": "a"}, {"name": "b", "resourceClaimTemplateName": "b"}],
         "podDisruptionBudget": {"minAvailable": "50%", "unhealthyPodEvictionPolicy": "IfHealthyBudget"},
         "shmSize": "1024Mi",
         "startupSeconds": 61,

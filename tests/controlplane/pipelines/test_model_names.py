@@ -34,10 +34,7 @@ _numbers = itertools.count()
 def spaces(api_server: ApiServer) -> tuple[Api, Api]:
     """Returns the namespaces of an owner and of somebody else."""
     number = next(_numbers)
-    return (
-        api_server.create_namespace(f"names-{number}-owner"),
-        api_server.create_namespace(f"names-{number}-other"),
-    )
+    return (api_server.create_namespace(f"names-{number}-owner"), api_server.create_namespace(f"names-{number}-other"))
 
 
 @pytest.fixture

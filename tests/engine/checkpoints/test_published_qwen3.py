@@ -16,11 +16,7 @@ from torch import nn
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen3_omni.thinker.component import (
-    DEFAULT_SAMPLING,
-    MAX_SAMPLES,
-    Thinker,
-)
+from omni_stage.models.qwen3_omni.thinker.component import DEFAULT_SAMPLING, MAX_SAMPLES, Thinker
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.models.shared.thinker import ThinkerSettings
@@ -40,10 +36,7 @@ STAGES = ("code2wav", "talker", "thinker")
 PARAMETERS = 35_259_818_545
 TENSORS = 28_010
 DEFECTS = {
-    "thinker": (
-        "thinker.model.layers.40.mlp.experts.127.down_proj.weight",
-        "thinker.visual.merger_list.2.mlp.2.bias",
-    ),
+    "thinker": ("thinker.model.layers.40.mlp.experts.127.down_proj.weight", "thinker.visual.merger_list.2.mlp.2.bias"),
     "talker": (
         "talker.model.layers.7.mlp.experts.93.up_proj.weight",
         "talker.code_predictor.model.codec_embedding.14.weight",

@@ -188,11 +188,7 @@ def test_a_number_that_differs_is_served(
 @pytest.mark.parametrize("family", SERVED)
 @pytest.mark.usefixtures("rank")
 def test_many_numbers_that_differ_together_are_served(
-    make_tiny_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    family: str,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
+    make_tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picked = random.Random(seed).sample(SERVED[family], len(SERVED[family]) * 2 // 3)
     change = {path: value for part in picked for path, value in part.items()}

@@ -13,20 +13,8 @@ import pytest
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.vllm_engine import VllmStageEngine
-from omni_stage.errors import (
-    EngineDeadStageError,
-    InvalidRequestError,
-    ModelExecutionError,
-    PromptTooLongError,
-)
-from omni_stage.models.component import (
-    ChatMessage,
-    FinishReason,
-    StageRequest,
-    StageStep,
-    TextPart,
-    UserPrompt,
-)
+from omni_stage.errors import EngineDeadStageError, InvalidRequestError, ModelExecutionError, PromptTooLongError
+from omni_stage.models.component import ChatMessage, FinishReason, StageRequest, StageStep, TextPart, UserPrompt
 from support.engines.one_stage import collect, configure, running, token_ids
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.polling import PATIENCE_S, until

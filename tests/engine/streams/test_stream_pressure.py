@@ -14,15 +14,7 @@ import torch
 from omni_stage.exchange import GivenReply
 from omni_stage.models.component import EdgeStream, UserPrompt
 from support.engines.omni_stages import run_omni_stages
-from support.engines.streams import (
-    HEAD,
-    collect,
-    count_preemptions,
-    run_live,
-    stage_request,
-    table_sizes,
-    until_empty,
-)
+from support.engines.streams import HEAD, collect, count_preemptions, run_live, stage_request, table_sizes, until_empty
 from support.models.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
 from support.processes.polling import PATIENCE_S, until
 

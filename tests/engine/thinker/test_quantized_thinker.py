@@ -22,11 +22,7 @@ pytestmark = pytest.mark.engine
 
 PROMPT = ReferencePrompt("Tell me what the weather is like.")
 TOKENS = 6
-LAYOUTS = {
-    "awq": AWQ_CONFIG,
-    "awq without a list": {**AWQ_CONFIG, "modules_to_not_convert": None},
-    "gptq": GPTQ_CONFIG,
-}
+LAYOUTS = {"awq": AWQ_CONFIG, "awq without a list": {**AWQ_CONFIG, "modules_to_not_convert": None}, "gptq": GPTQ_CONFIG}
 ROWS_TOLERANCE = 2e-2
 """Relative to the rows' standard deviation: float16 activations compared with float32."""
 

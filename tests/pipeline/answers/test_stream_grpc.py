@@ -42,10 +42,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-SHORT: dict[str, Any] = {
-    "raw_text": "Hello",
-    "sampling": {"thinker": {"max_tokens": 12}, "talker": {"max_tokens": 24}},
-}
+SHORT: dict[str, Any] = {"raw_text": "Hello", "sampling": {"thinker": {"max_tokens": 12}, "talker": {"max_tokens": 24}}}
 
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:

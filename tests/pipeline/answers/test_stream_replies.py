@@ -22,11 +22,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "greedy": {"text": "Tell me what the weather is like."},
     "raw text": {"raw_text": "What do you know about the weather in the mountains?"},
     "token ids": {"token_ids": list(range(40, 60))},
-    "seeded": {
-        "text": "Hi",
-        "seed": 5,
-        "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}},
-    },
+    "seeded": {"text": "Hi", "seed": 5, "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}}},
     "long": {
         "chat": [system("Be brief."), user("One, two, three")],
         "sampling": {"thinker": {"max_tokens": 200, "ignore_eos": True}, "talker": {"max_tokens": 80}},

@@ -131,11 +131,7 @@ async def on_every_hop(benches: list[Bench], check: Callable[[Bench], Awaitable[
     await asyncio.gather(*(bench.check_served() for bench in benches))
 
 
-SLOW = {
-    "latency": Toxics(latency_s=0.05),
-    "bandwidth": Toxics(bytes_per_s=1e6),
-    "slices": Toxics(slice_bytes=512),
-}
+SLOW = {"latency": Toxics(latency_s=0.05), "bandwidth": Toxics(bytes_per_s=1e6), "slices": Toxics(slice_bytes=512)}
 
 
 @pytest.mark.parametrize("name", SLOW)

@@ -104,9 +104,7 @@ class Chain:
     ],
 )
 def processes(
-    request: pytest.FixtureRequest,
-    make_tiny_checkpoint: Callable[..., Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, StageProcess]]:
     folder, family = tmp_path_factory.mktemp("faults"), request.param
     checkpoint = make_tiny_checkpoint(0, "small", family)

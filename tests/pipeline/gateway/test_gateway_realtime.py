@@ -150,9 +150,7 @@ async def test_a_call_has_more_turns_than_a_request_may_have_media(tiny_gateway:
         assert "error" not in [one["type"] for one in caller.events]
 
 
-async def test_a_conversation_that_is_too_long_for_the_model_loses_its_oldest_turns(
-    tiny_gateway: str,
-) -> None:
+async def test_a_conversation_that_is_too_long_for_the_model_loses_its_oldest_turns(tiny_gateway: str) -> None:
     async with call(tiny_gateway, model=MODEL) as caller:
         session: Any = {"type": "realtime", "output_modalities": ["text"], "max_output_tokens": 3}
         await caller.connection.session.update(session=session)

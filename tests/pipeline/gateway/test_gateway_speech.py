@@ -194,11 +194,7 @@ def test_a_video_is_seen_and_heard(served: Served) -> None:
         )
         with OmniClient(served.endpoint) as grpc_client:
             direct = grpc_client.run(
-                chat=user(video_part(file), QUESTION),
-                use_audio_in_video=heard,
-                seed=3,
-                voice="Ethan",
-                sampling=LIMIT,
+                chat=user(video_part(file), QUESTION), use_audio_in_video=heard, seed=3, voice="Ethan", sampling=LIMIT
             )
         message = answer.choices[0].message
         assert message.audio.transcript == direct.text

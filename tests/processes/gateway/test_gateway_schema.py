@@ -29,12 +29,7 @@ from support.processes.polling import PATIENCE_S
 
 MODEL = "omni"
 SCOPES = {"good": "", "slow": ", limits: {requestsPerMinute: 1}", "other": ", models: [nobody]"}
-CHECKS = [
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-]
+CHECKS = [content_type_conformance, response_headers_conformance, response_schema_conformance, status_code_conformance]
 
 
 @pytest.fixture(scope="module")

@@ -146,10 +146,7 @@ async def test_the_next_user_gets_his_own_answer(
 ) -> None:
     wrong = []
     with run_gateway(tmp_path, "m=grpc://127.0.0.1:1") as gateway:
-        async with (
-            relay(urlsplit(gateway.url).port or 0) as target,
-            proxy(tmp_path, target) as port,
-        ):
+        async with relay(urlsplit(gateway.url).port or 0) as target, proxy(tmp_path, target) as port:
             for pad in range(1260, 1370):
                 answer = await ask(port, attack(pad))
                 assert answer.startswith(b"HTTP/1.1 400 "), "the body arrives, and is not JSON"

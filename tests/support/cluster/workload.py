@@ -29,12 +29,7 @@ def helm(cluster: Cluster, *arguments: str | Path, timeout_s: float = 300, check
     command = [cluster.binaries["helm"], "--kubeconfig", cluster.kubeconfig, *arguments]
     environment = {"HOME": str(cluster.directory), "PATH": "/usr/bin:/bin"}
     result = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment,
-        check=False,
+        [str(part) for part in command], capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
     )
     if check and result.returncode:
         raise AssertionError(f"helm {' '.join(map(str, arguments))} -> {result.returncode}:\n{result.stderr}")

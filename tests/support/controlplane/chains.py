@@ -10,13 +10,7 @@ from typing import Any
 import yaml
 
 from support.controlplane.control_plane import GPU
-from support.controlplane.pipelines import (
-    PIPELINE_LABEL,
-    REVISION_LABEL,
-    build_pipeline,
-    build_stage,
-    condition_of,
-)
+from support.controlplane.pipelines import PIPELINE_LABEL, REVISION_LABEL, build_pipeline, build_stage, condition_of
 from support.controlplane.server.api import Api, ApiError, Manifest
 
 

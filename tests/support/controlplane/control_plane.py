@@ -46,12 +46,7 @@ class ControlPlane(ApiServer):
         return (*super().programs(), "kube-controller-manager", "kube-scheduler", "kwok")
 
     def add_node(
-        self,
-        name: str,
-        *,
-        gpus: int = 0,
-        labels: Mapping[str, str] | None = None,
-        taints: list[Manifest] | None = None,
+        self, name: str, *, gpus: int = 0, labels: Mapping[str, str] | None = None, taints: list[Manifest] | None = None
     ) -> None:
         """Adds a node with `gpus` GPUs and ample other resources, and waits until pods can be bound to the node."""
         resources: dict[str, Any] = {"cpu": "4k", "memory": "64Ti", "pods": "100k", "ephemeral-storage": "64Ti"}

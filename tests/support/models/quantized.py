@@ -93,11 +93,7 @@ def quantize(weight: torch.Tensor, config: dict[str, Any]) -> tuple[dict[str, to
             "scales": scale,
             "g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
         }, meaning
-    return {
-        "qweight": _pack(_in_awq_order(levels)),
-        "qzeros": _pack(_in_awq_order(zero)),
-        "scales": scale,
-    }, meaning
+    return {"qweight": _pack(_in_awq_order(levels)), "qzeros": _pack(_in_awq_order(zero)), "scales": scale}, meaning
 
 
 def _pack(values: torch.Tensor) -> torch.Tensor:

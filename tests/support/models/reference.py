@@ -17,11 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL.Image import Image
-from transformers import (
-    Qwen2_5OmniForConditionalGeneration,
-    Qwen2_5OmniProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor, RepetitionPenaltyLogitsProcessor
 
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from omni_operator.reasons import Reason
 from support.operator.pod_statuses import (
     GATED,
@@ -21,26 +23,33 @@ from support.operator.pod_statuses import (
     waiting,
 )
 
-POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
-    "image, backing off": (
+
+class PodCase(NamedTuple):
+    """A pod, and what is expected of its Cause: the reason, parts of the message, and whether waiting does not help."""
+
+    pod: Json
+    reason: Reason
+    words: list[str]
+    hard: bool = True
+
+
+POD_CASES: dict[str, PodCase] = {
+    "image, backing off": PodCase(
         pod([container(waiting=waiting("ImagePullBackOff", PULL))]),
         Reason.IMAGE_PULL_BACK_OFF,
         [IMAGE, "no such image", "imagePullSecrets"],
-        True,
     ),
-    "image, trying again": (
+    "image, trying again": PodCase(
         pod([container(waiting=waiting("ErrImagePull", PULL.partition("ErrImagePull: ")[2]))]),
         Reason.IMAGE_PULL_BACK_OFF,
         [IMAGE, "no such image"],
-        True,
     ),
-    "image of a private registry": (
+    "image of a private registry": PodCase(
         pod([container(waiting=waiting("ErrImagePull", "failed to authorize: 401 Unauthorized"))]),
         Reason.IMAGE_PULL_BACK_OFF,
         ["access refused"],
-        True,
     ),
-    "image that may not be pulled": (
+    "image that may not be pulled": PodCase(
         pod(
             [
                 container(
@@ -50,40 +59,34 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.IMAGE_PULL_BACK_OFF,
         [IMAGE],
-        True,
     ),
-    "image name": (
+    "image name": PodCase(
         pod([container(waiting=waiting("InvalidImageName", 'Failed to apply default image tag "x::": invalid'))]),
         Reason.INVALID_IMAGE_NAME,
         [IMAGE, "correct image"],
-        True,
     ),
-    "no GPU": (
-        pod(conditions=unscheduled(NO_GPU)),
-        Reason.UNSCHEDULABLE,
-        ["1 free GPU", "Insufficient nvidia.com/gpu"],
-        False,
+    "no GPU": PodCase(
+        pod(conditions=unscheduled(NO_GPU)), Reason.UNSCHEDULABLE, ["1 free GPU", "Insufficient nvidia.com/gpu"], False
     ),
-    "no four GPUs": (pod(conditions=unscheduled(NO_GPU), gpus=4), Reason.UNSCHEDULABLE, ["4 free GPUs"], False),
-    "no CPU": (
+    "no four GPUs": PodCase(pod(conditions=unscheduled(NO_GPU), gpus=4), Reason.UNSCHEDULABLE, ["4 free GPUs"], False),
+    "no CPU": PodCase(
         pod(conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."), gpus=0),
         Reason.UNSCHEDULABLE,
         ["no node for a pod: Insufficient cpu;"],
         False,
     ),
-    "scheduling gate": (
+    "scheduling gate": PodCase(
         pod(conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated")),
         Reason.UNSCHEDULABLE,
         ["scheduling gates"],
         False,
     ),
-    "claim is missing": (
+    "claim is missing": PodCase(
         pod(conditions=unscheduled('0/1 nodes are available: persistentvolumeclaim "models" not found. not found')),
         Reason.VOLUME_NOT_BOUND,
         ['persistentvolumeclaim "models" not found', "kubectl get pvc"],
-        True,
     ),
-    "claim is not bound": (
+    "claim is not bound": PodCase(
         pod(
             conditions=unscheduled(
                 "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are "
@@ -94,19 +97,17 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ["unbound immediate PersistentVolumeClaims"],
         False,
     ),
-    "secret is missing": (
+    "secret is missing": PodCase(
         pod([container(waiting=waiting("CreateContainerConfigError", 'secret "hf-token" not found'))]),
         Reason.MISSING_REFERENCE,
         ['secret "hf-token" not found'],
-        True,
     ),
-    "container cannot be created": (
+    "container cannot be created": PodCase(
         pod([container(waiting=waiting("RunContainerError", "failed to create containerd task: OCI runtime"))]),
         Reason.CONTAINER_NOT_STARTED,
         ["container stage cannot be started", "kubectl describe pod"],
-        True,
     ),
-    "volumes for minutes": (
+    "volumes for minutes": PodCase(
         pod(
             [container(waiting=waiting("ContainerCreating"))],
             conditions=[
@@ -116,15 +117,13 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.VOLUMES_NOT_READY,
         ["FailedMount", "x2x7p"],
-        True,
     ),
-    "token refused": (
+    "token refused": PodCase(
         pod(inits=[backed_off(ended(78, said("InvalidConfiguration", GATED, "model.tokenSecretRef")), "fetch-model")]),
         Reason.TOKEN_REJECTED,
         ["is gated", "spec.model.tokenSecretRef", "those in use are of Secret hf-token, key token"],
-        True,
     ),
-    "no certificate": (
+    "no certificate": PodCase(
         pod(
             [
                 backed_off(
@@ -137,9 +136,8 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.CERTIFICATE_REJECTED,
         ["tls.crt of Secret web-cert does not exist", "spec.entry.tls"],
-        True,
     ),
-    "model is not at the hub": (
+    "model is not at the hub": PodCase(
         pod(
             inits=[
                 backed_off(
@@ -149,15 +147,13 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.MODEL_NOT_FOUND,
         ["has no revision 'x'", "field model.revision"],
-        True,
     ),
-    "model is not on the claim": (
+    "model is not on the claim": PodCase(
         pod([backed_off(ended(78, said("InvalidConfiguration", "/models/x holds no config.json", "model.path")))]),
         Reason.MODEL_NOT_FOUND,
         ["holds no config.json"],
-        True,
     ),
-    "download failed": (
+    "download failed": PodCase(
         pod(
             inits=[
                 backed_off(
@@ -167,9 +163,8 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.FETCH_FAILED,
         ["answered 503"],
-        True,
     ),
-    "download failed and runs again": (
+    "download failed and runs again": PodCase(
         pod(
             inits=[
                 container(
@@ -182,28 +177,24 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.FETCH_FAILED,
         ["timed out"],
-        True,
     ),
-    "configuration refused": (
+    "configuration refused": PodCase(
         pod([backed_off(ended(78, said("InvalidConfiguration", "raise it", "engineArgs.maxModelLen")))]),
         Reason.CONFIG_REJECTED,
         ["raise it", "field engineArgs.maxModelLen"],
-        True,
     ),
-    "configuration refused, no message": (pod([backed_off(ended(78))]), Reason.CONFIG_REJECTED, ["refuses"], True),
-    "engine died, waits": (
+    "configuration refused, no message": PodCase(pod([backed_off(ended(78))]), Reason.CONFIG_REJECTED, ["refuses"]),
+    "engine died, waits": PodCase(
         pod([backed_off(ended(70, said("EngineDead", "the engine of stage 'talker' died")))]),
         Reason.ENGINE_DEAD,
         ["the engine of stage 'talker' died", "--previous"],
-        True,
     ),
-    "engine died, just now": (
+    "engine died, just now": PodCase(
         pod([container(restarts=3, terminated=ended(70, said("EngineDead", "the engine of stage 'talker' died")))]),
         Reason.ENGINE_DEAD,
         ["the engine of stage 'talker' died"],
-        True,
     ),
-    "engine died, loads again": (
+    "engine died, loads again": PodCase(
         pod(
             [
                 container(
@@ -215,29 +206,23 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.ENGINE_DEAD,
         ["the engine of stage 'talker' died"],
-        True,
     ),
-    "start failed": (
+    "start failed": PodCase(
         pod([backed_off(ended(1, said("StartFailed", "port 50051 is taken", "")))]),
         Reason.CRASH_LOOP_BACK_OFF,
         ["exit code 1", "port 50051 is taken"],
-        True,
     ),
-    "crash of a foreign image": (
+    "crash of a foreign image": PodCase(
         pod([backed_off(ended(1, "licence expired\non Friday"))]),
         Reason.CRASH_LOOP_BACK_OFF,
         ["exit code 1: licence expired on Friday;"],
-        True,
     ),
-    "out of memory": (
-        pod([backed_off(ended(137, reason="OOMKilled"))]),
-        Reason.OOM_KILLED,
-        ["24Gi", "limits.memory"],
-        True,
+    "out of memory": PodCase(
+        pod([backed_off(ended(137, reason="OOMKilled"))]), Reason.OOM_KILLED, ["24Gi", "limits.memory"]
     ),
-    "killed by a probe": (pod([backed_off(ended(137))]), Reason.PROBE_FAILING, ["startup or liveness probe"], True),
-    "drained for a probe": (pod([backed_off(ended(0, reason="Completed"))]), Reason.PROBE_FAILING, ["liveness"], True),
-    "readiness lost": (
+    "killed by a probe": PodCase(pod([backed_off(ended(137))]), Reason.PROBE_FAILING, ["startup or liveness probe"]),
+    "drained for a probe": PodCase(pod([backed_off(ended(0, reason="Completed"))]), Reason.PROBE_FAILING, ["liveness"]),
+    "readiness lost": PodCase(
         pod(
             [container(running={"startedAt": ago(hours=2)})],
             conditions=[
@@ -248,9 +233,8 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.PROBE_FAILING,
         ["does not serve", "x2x7p"],
-        True,
     ),
-    "node lost": (
+    "node lost": PodCase(
         pod(
             [container(ready=True, running={"startedAt": ago(hours=2)})],
             conditions=[*PLACED, condition("Ready", "False")],
@@ -258,7 +242,5 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ),
         Reason.NODE_LOST,
         ["node gpu-1"],
-        True,
     ),
 }
-"""Case -> (pod, expected Cause.reason, parts of Cause.message, Cause.hard)."""

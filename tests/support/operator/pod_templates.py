@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.operator.operator_pipelines import (
-    Spec,
-)
+from support.operator.operator_pipelines import Spec
 
 HUB: Spec = {"model": {"uri": "hf://org/model", "tokenSecretRef": {"name": "hub", "key": "token"}}}
 PVC: Spec = {"model": {"uri": "pvc://models/qwen/omni"}}

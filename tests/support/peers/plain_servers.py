@@ -14,19 +14,10 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from omni_proto.client import (
-    AsyncOmniClient,
-    GenerationResult,
-    OmniClient,
-)
+from omni_proto.client import AsyncOmniClient, GenerationResult, OmniClient
 from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
-from omni_proto.stage.v1.stage_service_pb2 import (
-    GenerateRequest,
-    GenerateResponse,
-    GetStageRequest,
-    GetStageResponse,
-)
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest, GenerateResponse, GetStageRequest, GetStageResponse
 
 Context = Any
 """A grpc.aio.ServicerContext, which has no types."""

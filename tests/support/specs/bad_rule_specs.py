@@ -253,9 +253,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "by: External leaves the number to another autoscaler; set bounds and behavior there",
     ),
     "objectives that promise nothing": Bad(
-        (edit("spec/objectives", {"percentile": 99}),),
-        "spec.objectives",
-        "nothing is promised; set firstAudioSeconds",
+        (edit("spec/objectives", {"percentile": 99}),), "spec.objectives", "nothing is promised; set firstAudioSeconds"
     ),
     **{
         f"a key's file at {path}": Bad(

@@ -26,12 +26,7 @@ def _reverse(document: Document) -> None:
 def _two_talkers(document: Document) -> None:
     document["spec"]["stages"] += [
         {"name": "talker2", "component": "qwen2_5_omni/talker", "inputs": [{"from": "thinker"}]},
-        {
-            "name": "wav2",
-            "component": "qwen2_5_omni/token2wav",
-            "inputs": [{"from": "talker2"}],
-            "outputs": ["Audio"],
-        },
+        {"name": "wav2", "component": "qwen2_5_omni/token2wav", "inputs": [{"from": "talker2"}], "outputs": ["Audio"]},
     ]
 
 

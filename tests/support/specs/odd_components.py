@@ -78,9 +78,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f'["presencePenalty"] of component {TALKER}: {_STREAMED}',
     ),
     "stop strings of a talker": Bad(
-        (second(defaultSampling={"stop": ["."]}, inputs=[{"from": "thinker"}]),),
-        f"{S1}.defaultSampling",
-        '["stop"',
+        (second(defaultSampling={"stop": ["."]}, inputs=[{"from": "thinker"}]),), f"{S1}.defaultSampling", '["stop"'
     ),
     "stop strings of a stage that hears": Bad(
         (_chain("asr/whisper"), first(defaultSampling={"stop": ["."]})),

@@ -160,14 +160,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
         'a request of ["hugepages-2Mi"] must equal the limit; set these resources in limits only',
     ),
     "fewer huge pages requested than limited": Bad(
-        (
-            first(
-                resources={
-                    "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"},
-                    "requests": {"hugepages-1Gi": "1Gi"},
-                }
-            ),
-        ),
+        (first(resources={"limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"}, "requests": {"hugepages-1Gi": "1Gi"}}),),
         f"{S0}.resources.requests",
         'a request of ["hugepages-1Gi"] must equal the limit; set these resources in limits only',
     ),

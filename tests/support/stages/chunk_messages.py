@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
-from omni_proto.tensors import (
-    TensorChunkView,
-)
+from omni_proto.tensors import TensorChunkView
 
 
 def fields(name: str, offset: int, rows: int, crc: int, last: bool, data: bytes) -> TensorChunk:

@@ -8,10 +8,7 @@ from typing import Any, cast
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
-from omni_stage.engine.arguments.engine_args import (
-    OmniEngineArgs,
-    build_engine_args,
-)
+from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args
 from omni_stage.models.component import Component
 from omni_stage.models.manifest import describe
 

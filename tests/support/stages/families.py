@@ -11,13 +11,7 @@ NO_MANIFEST = {"name": "n"}
 def make_entry(component_id: str, factory: str = "omni_stage.models.generic.llm:build_component") -> ComponentEntry:
     """Returns an autoregressive component that reads a prompt."""
     return ComponentEntry(
-        facts=describe(
-            ComponentFacts(
-                id=component_id,
-                kind=EngineKind.AUTOREGRESSIVE,
-            )
-        ),
-        factory=factory,
+        facts=describe(ComponentFacts(id=component_id, kind=EngineKind.AUTOREGRESSIVE)), factory=factory
     )
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from omni_proto.tensors import (
-    DTYPES,
-    EdgeAssembler,
-    TensorChunkView,
-    TensorSpec,
-    crc32c,
-)
+from omni_proto.tensors import DTYPES, EdgeAssembler, TensorChunkView, TensorSpec, crc32c
 
 I16 = TensorSpec("x", "int16", (2,))
 

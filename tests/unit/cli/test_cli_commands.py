@@ -187,11 +187,7 @@ BAD_GENERATE = {
     "modality": (("--text", "a", "--modality", "video"), 2, "'video' is not one of"),
     "no image": (("--text", "a", "--image", "/absent.png"), 1, "cannot read /absent.png: No such file or directory"),
     "no prompt file": (("--prompt-file", "/absent.txt"), 1, "cannot read /absent.txt"),
-    "text beside embeddings": (
-        ("--text", "a", "--prompt-embeds", "b"),
-        2,
-        "pass the prompt with exactly one of",
-    ),
+    "text beside embeddings": (("--text", "a", "--prompt-embeds", "b"), 2, "pass the prompt with exactly one of"),
     "system beside embeddings": (("--prompt-embeds", "b", "--system", "c"), 2, "--prompt-embeds is the whole prompt"),
     "no embeddings": (("--prompt-embeds", "/absent.npy"), 1, "cannot read /absent.npy: No such file or directory"),
     "no array": (("--prompt-embeds", __file__), 1, "it is not a .npy file of numbers"),

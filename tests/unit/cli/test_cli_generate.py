@@ -33,11 +33,7 @@ def generate(endpoint: str, **outputs: Path | None) -> int:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_text_that_cannot_be_shown_does_not_cost_the_audio(
-    saves: bool,
-    endpoint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    saves: bool, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "a.wav"
     with FULL.open("w") as full:

@@ -49,11 +49,7 @@ def test_stages_that_do_not_fit_the_gpus_are_refused(demands: list[GpuDemand], c
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
-    [
-        ({}, ["0", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "3,GPU-8f2"}, ["3", "GPU-8f2"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, []),
-    ],
+    [({}, ["0", "1"]), ({"CUDA_VISIBLE_DEVICES": "3,GPU-8f2"}, ["3", "GPU-8f2"]), ({"CUDA_VISIBLE_DEVICES": ""}, [])],
     ids=["device files", "named", "none wanted"],
 )
 def test_gpus_of_the_machine(tmp_path: Path, environ: dict[str, str], expected: list[str]) -> None:

@@ -110,10 +110,7 @@ def test_a_fork_and_a_suspended_stage() -> None:
 def test_stages_of_an_older_spec_that_serve_meanwhile() -> None:
     """During a rollout, stages of the older spec that still serve are listed separately."""
     text = draw(make_document(conditions=GOOD, stages=[entry("brain", 1)]))
-    assert text.splitlines()[-2:] == [
-        "still serving, from an older spec:",
-        "└── ● brain  1/1 ready  revision 1a2b3c4",
-    ]
+    assert text.splitlines()[-2:] == ["still serving, from an older spec:", "└── ● brain  1/1 ready  revision 1a2b3c4"]
 
 
 def test_status_of_a_pipeline_without_one() -> None:

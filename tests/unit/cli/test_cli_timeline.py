@@ -32,10 +32,7 @@ FULL = StageTimings(
 )
 
 CASES = {
-    "every event": (
-        FULL,
-        [("input", 0, 2), ("queue", 2, 3), ("prefill", 3, 5), ("generate", 5, 9), ("finish", 9, 11)],
-    ),
+    "every event": (FULL, [("input", 0, 2), ("queue", 2, 3), ("prefill", 3, 5), ("generate", 5, 9), ("finish", 9, 11)]),
     "scheduling unknown": (
         StageTimings(accepted_unix_ns=ORIGIN, engine_submitted_ns=S, first_output_ns=2 * S, finished_ns=3 * S),
         [("input", 0, 1), ("prefill", 1, 2), ("finish", 2, 3)],

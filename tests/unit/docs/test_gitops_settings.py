@@ -16,14 +16,7 @@ import yaml
 from lupa.lua51 import LuaRuntime
 
 from omni_operator.reasons import Reason
-from omni_operator.status.conditions import (
-    ALWAYS_WRITTEN,
-    DEGRADED,
-    PROGRESSING,
-    READY,
-    Verdict,
-    set_conditions,
-)
+from omni_operator.status.conditions import ALWAYS_WRITTEN, DEGRADED, PROGRESSING, READY, Verdict, set_conditions
 from omni_proto.pipeline import API_VERSION, KIND
 from support.docs.doc_examples import ROOT, blocks_of
 

@@ -42,11 +42,7 @@ def test_ports_are_those_that_are_listened_on(page: str, root: Path) -> None:
     table = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
     stage, operator = Listen(), OperatorSettings()
     chart = "".join(file.read_text() for file in sorted((root / "helm/omnipipeline/templates").glob("*.yaml")))
-    assert (stage.grpc_port, stage.health_port, stage.metrics_port) == (
-        GRPC_PORT,
-        HEALTH_PORT,
-        METRICS_PORT,
-    )
+    assert (stage.grpc_port, stage.health_port, stage.metrics_port) == (GRPC_PORT, HEALTH_PORT, METRICS_PORT)
     assert [(pod, int(port)) for pod, port in table] == [
         ("entry stage", stage.grpc_port),
         ("other stages", stage.grpc_port),

@@ -62,8 +62,7 @@ def test_what_it_cannot_do(checkpoint: Path, stage: str, settings: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "alone", "shares"),
-    [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
+    ("on_cpu", "alone", "shares"), [(True, True, True), (True, False, True), (False, True, True), (False, False, False)]
 )
 def test_on_a_gpu_several_engines_never_share_a_process(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, alone: bool, shares: bool

@@ -49,13 +49,7 @@ class Component:
     """A component whose requests have one part each."""
 
     def __init__(self, kind: EngineKind) -> None:
-        self.facts = describe(
-            ComponentFacts(
-                id="test/streamed",
-                kind=kind,
-                streams_input=True,
-            )
-        )
+        self.facts = describe(ComponentFacts(id="test/streamed", kind=kind, streams_input=True))
         self.feeds: dict[str, Feed] = {}
 
     def open_feed(self, request: StageRequest) -> Feed:

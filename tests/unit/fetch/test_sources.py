@@ -65,8 +65,7 @@ def test_files_of_aws_credentials_that_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "host"),
-    [("r:5000", "r:5000"), ("https://r/v2/", "r"), ("https://index.docker.io/v1/", "docker.io")],
+    ("key", "host"), [("r:5000", "r:5000"), ("https://r/v2/", "r"), ("https://index.docker.io/v1/", "docker.io")]
 )
 def test_the_login_of_the_uri_s_own_host_is_taken(key: str, host: str) -> None:
     auth = base64.b64encode(b"user:pass").decode()

@@ -177,11 +177,7 @@ def test_what_is_rewritten_is_the_same(
         ({"type": "object", "propertyNames": {"enum": ["a"], "pattern": "^z"}}, '"pattern" beside "enum"'),
         ({"type": "object", "propertyNames": {"enum": ["a"], "const": "b"}}, '"enum" beside "const"'),
         (
-            {
-                "$defs": {"n": {"enum": ["a"]}},
-                "type": "object",
-                "propertyNames": {"$ref": "#/$defs/n", "maxLength": 0},
-            },
+            {"$defs": {"n": {"enum": ["a"]}}, "type": "object", "propertyNames": {"$ref": "#/$defs/n", "maxLength": 0}},
             '"propertyNames" of this "\\$ref"',
         ),
         ({"propertyNames": {"enum": ["a"]}, "additionalProperties": False}, '"additionalProperties": false beside'),

@@ -163,10 +163,7 @@ def fan(arms: int, depth: int, leaf: Any) -> dict[str, Any]:
         {"oneOf": [{"$ref": "#/$defs/a0"}, {"type": "integer"}], "$defs": fan(8, 14, {"type": "string"})},
         {"oneOf": [{"$ref": "#/$defs/a0"}, {"const": 1}], "$defs": fan(8, 14, {"enum": ["a", "b"]})},
         {"type": "string", "anyOf": [{"$ref": "#/$defs/a0"}], "$defs": fan(8, 14, {"type": "string"})},
-        {
-            "allOf": [{"$ref": "#/$defs/a"}] * 2400,
-            "$defs": {"a": {"type": "object", "required": ["x"] * 5000}},
-        },
+        {"allOf": [{"$ref": "#/$defs/a"}] * 2400, "$defs": {"a": {"type": "object", "required": ["x"] * 5000}}},
     ],
 )
 def test_what_few_references_multiply_is_refused(schema: Any) -> None:

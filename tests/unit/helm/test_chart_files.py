@@ -18,11 +18,7 @@ CHART = ROOT / "helm" / "omnipipeline"
 
 def test_generated_files_are_not_stale() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tools.chart_docs", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "tools.chart_docs", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -58,8 +58,7 @@ def test_a_component_brings_its_own_engine_or_a_factory_for_vllms() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["generic/LLM", "generic", "generic/llm ", "omni_stage.models.generic.llm:build_component", "os/system", ""],
+    "name", ["generic/LLM", "generic", "generic/llm ", "omni_stage.models.generic.llm:build_component", "os/system", ""]
 )
 def test_errors_of_unknown_ids_list_the_known_ones(name: str) -> None:
     """The error for an unknown id lists the known ids."""

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_stage.errors import (
-    ConfigurationError,
-    InvalidTensorError,
-)
-from omni_stage.payloads import (
-    AdditionalInformationPayload,
-    PayloadLimits,
-)
+from omni_stage.errors import ConfigurationError, InvalidTensorError
+from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits
 
 LIMITS = {
     "dimensions": ({"max_dimensions": 1}, {"x": torch.zeros(2, 2)}),

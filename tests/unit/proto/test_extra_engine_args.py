@@ -99,10 +99,7 @@ def test_the_arguments_reach_the_stage_file() -> None:
     given = {"optimization_level": 2, "enable_expert_parallel": "true", "cpu_offload_gb": "1.5"}
     pipeline = parse_pipeline(build(given))
     (config,) = compile_stages(
-        pipeline,
-        target_for=lambda stage: "",
-        model_path_for=lambda stage: "/m",
-        listen_for=lambda stage: Listen(),
+        pipeline, target_for=lambda stage: "", model_path_for=lambda stage: "/m", listen_for=lambda stage: Listen()
     )
     read: StageConfig = parse_stage_config(config.to_yaml())
     assert read.extra_engine_args == given

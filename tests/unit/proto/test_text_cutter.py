@@ -73,10 +73,7 @@ CORPUS: dict[str, tuple[str, list[str]]] = {
     ),
     "tables": ("| name | age |\n|---|---:|\n| Ann | 3 |\n\nThat is all.", ["name, age", "Ann, 3", "That is all."]),
     "rules and quotations": ("Above\n\n---\n> He said so.\n> - twice\n", ["Above", "He said so.", "twice"]),
-    "emoji": (
-        "Great 🎉! Hi 😀 there 👩‍👩‍👧, 🇩🇪 is ok ✅. 1️⃣ done 👍🏽",
-        ["Great!", "Hi there, is ok.", "1 done"],
-    ),
+    "emoji": ("Great 🎉! Hi 😀 there 👩‍👩‍👧, 🇩🇪 is ok ✅. 1️⃣ done 👍🏽", ["Great!", "Hi there, is ok.", "1 done"]),
     "nothing to speak": ("... 🎉 --- ** \n\n", []),
     "no text": ("", []),
 }

@@ -7,14 +7,7 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
-from omni_proto.text import (
-    LONGEST_UNITS,
-    measure,
-    pause_after,
-    split_further,
-    split_parts,
-    units_for,
-)
+from omni_proto.text import LONGEST_UNITS, measure, pause_after, split_further, split_parts, units_for
 from unit.proto.test_text_sentences import TEXTS
 
 FOX = "The quick brown fox jumps over the lazy dog. "

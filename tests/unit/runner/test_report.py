@@ -46,11 +46,7 @@ def test_a_report_that_is_cut_off() -> None:
     ("fields", "problems"),
     [
         pytest.param({}, [], id="good"),
-        pytest.param(
-            {"exit_code": 1, "counts": Counts(1, 1, 0, ("a::b",))},
-            ["failed: a::b"],
-            id="a failed test",
-        ),
+        pytest.param({"exit_code": 1, "counts": Counts(1, 1, 0, ("a::b",))}, ["failed: a::b"], id="a failed test"),
         pytest.param(
             {"exit_code": -11, "counts": None},
             ["died by SIGSEGV in tests/unit/test_a.py::test_good"],

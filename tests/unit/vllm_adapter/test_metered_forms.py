@@ -46,10 +46,7 @@ def test_an_ordinary_form_masks_and_accepts(compiler: xgr.GrammarCompiler, info:
 
 
 def test_a_mask_that_takes_too_long_is_not_waited_for(compiler: xgr.GrammarCompiler, info: xgr.TokenizerInfo) -> None:
-    slow, quick = (
-        metered(compiler.compile_regex(r"(\w+ ?){1,20}"), info),
-        metered(compiler.compile_regex("a+"), info),
-    )
+    slow, quick = (metered(compiler.compile_regex(r"(\w+ ?){1,20}"), info), metered(compiler.compile_regex("a+"), info))
     # From the second token on, each mask takes more than a second.
     slow.accept_tokens("slow", [ord("a")])
     assert not _Thread().run(lambda: fill(slow, quick), [slow, quick])

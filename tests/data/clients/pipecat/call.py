@@ -115,14 +115,7 @@ async def main():
     await worker.queue_frame(EndFrame())
     await running
     sys.stdout.write(
-        json.dumps(
-            {
-                "events": seen,
-                "errors": errors.errors,
-                "audio": listener.audio / 2 / RATE_HZ,
-                "called": called,
-            }
-        )
+        json.dumps({"events": seen, "errors": errors.errors, "audio": listener.audio / 2 / RATE_HZ, "called": called})
     )
 
 

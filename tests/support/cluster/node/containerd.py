@@ -51,11 +51,7 @@ class Containerd:
         (layout.run / "cni" / "10-bridge.conflist").write_text(json.dumps(_bridge(layout)))
         (layout.run / "containerd.toml").write_text(
             _CONFIGURATION.format(
-                cache=layout.cache,
-                run=layout.run,
-                socket=layout.containerd_socket,
-                pause=PAUSE_IMAGE,
-                cni=CNI_PLUGINS,
+                cache=layout.cache, run=layout.run, socket=layout.containerd_socket, pause=PAUSE_IMAGE, cni=CNI_PLUGINS
             )
         )
         self.daemon.start()

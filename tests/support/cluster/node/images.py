@@ -63,10 +63,7 @@ class Images:
         self._containerd = containerd
         self._binaries = find_binaries("buildkitd", "buildctl", "pause")
         self._buildkit = Daemon(
-            layout,
-            "buildkitd",
-            [self._binaries["buildkitd"], "--config", layout.run / "buildkitd.toml"],
-            in_node=False,
+            layout, "buildkitd", [self._binaries["buildkitd"], "--config", layout.run / "buildkitd.toml"], in_node=False
         )
 
     def load_pause(self) -> None:

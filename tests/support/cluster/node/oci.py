@@ -60,11 +60,7 @@ def write_program_layer(layer: Path, program: Path, path: str) -> None:
 
 
 def _descriptor(kind: str, blob: bytes) -> dict[str, Any]:
-    return {
-        "mediaType": f"{_OCI}.{kind}",
-        "digest": f"sha256:{hashlib.sha256(blob).hexdigest()}",
-        "size": len(blob),
-    }
+    return {"mediaType": f"{_OCI}.{kind}", "digest": f"sha256:{hashlib.sha256(blob).hexdigest()}", "size": len(blob)}
 
 
 def _json(value: object) -> bytes:

@@ -14,10 +14,7 @@ from support.controlplane.server.api import Api, Manifest, register
 from support.controlplane.server.pki import Pki
 
 register(
-    "MutatingWebhookConfiguration",
-    "admissionregistration.k8s.io/v1",
-    "mutatingwebhookconfigurations",
-    namespaced=False,
+    "MutatingWebhookConfiguration", "admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", namespaced=False
 )
 Patch = list[dict[str, Any]]
 

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from omni_proto.stage_config import EngineArgs
-from omni_stage.engine.arguments.engine_args import (
-    load_model_config,
-)
+from omni_stage.engine.arguments.engine_args import load_model_config
 from omni_stage.errors import ConfigurationError
 from support.stages.described_engines import build
 

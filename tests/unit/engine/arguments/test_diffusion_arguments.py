@@ -41,10 +41,7 @@ DIFFUSION_KWARGS = {
             id="smaller steps, though vLLM must let the longest request through",
         ),
         pytest.param(
-            EngineArgs(max_num_batched_tokens=50_000),
-            {"step_work": 50_000, "max_batch": 32},
-            50_000,
-            id="larger steps",
+            EngineArgs(max_num_batched_tokens=50_000), {"step_work": 50_000, "max_batch": 32}, 50_000, id="larger steps"
         ),
         pytest.param(
             EngineArgs(enforce_eager=True),

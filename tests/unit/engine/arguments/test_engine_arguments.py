@@ -10,11 +10,7 @@ import pytest
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import EngineArgs, Limits, Modality, ModelSource, StageConfig, Timeouts
 from omni_proto.stage_config.extra_args import ALLOWED
-from omni_stage.engine.arguments.engine_args import (
-    CPU_KV_CACHE_BYTES,
-    OWN_FIELDS,
-    OmniEngineArgs,
-)
+from omni_stage.engine.arguments.engine_args import CPU_KV_CACHE_BYTES, OWN_FIELDS, OmniEngineArgs
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import ConfigurationError
 from support.stages.described_engines import CAPTURING, HASHING, KEEPING, build

@@ -10,13 +10,7 @@ import torch
 
 from omni_proto.pipeline import parse_pipeline
 from omni_proto.stage_config import InputEdge, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.offline.inputs import (
-    compile_offline,
-    pair_sampling,
-    parse_prompt,
-    parse_sampling,
-    read_pipeline,
-)
+from omni_stage.engine.offline.inputs import compile_offline, pair_sampling, parse_prompt, parse_sampling, read_pipeline
 from omni_stage.engine.offline.omni_llm import AsyncOmniLLM
 from omni_stage.engine.offline.stage_llm import check_source
 from omni_stage.errors import ConfigurationError, InvalidRequestError, NonFiniteTensorError

@@ -18,14 +18,7 @@ from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import EngineInput, FinishReason, InputPart
 from omni_stage.models.manifest import describe
 
-TEXT = describe(
-    ComponentFacts(
-        id="test/text",
-        kind=EngineKind.AUTOREGRESSIVE,
-        writes_text=True,
-        streams_input=True,
-    )
-)
+TEXT = describe(ComponentFacts(id="test/text", kind=EngineKind.AUTOREGRESSIVE, writes_text=True, streams_input=True))
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 

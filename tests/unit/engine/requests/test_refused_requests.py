@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,12 +18,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     RequestTooLargeError,
 )
-from omni_stage.payloads import (
-    OMNI_PAYLOAD_KEY,
-    AdditionalInformationPayload,
-    PayloadLimits,
-    PromptEmbedsPayload,
-)
+from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
 from support.engines.engine_requests import EMBEDS, INFORMATION, TRAITS, embedded, pooled, sampled
 from support.tables import each_row
 
@@ -30,77 +26,69 @@ FORM = StructuredOutputsParams(choice=["a"])
 STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 
 
+class Refused(NamedTuple):
+    request: OmniEngineCoreRequest
+    traits: EngineTraits
+    error: type[Exception]
+    field: str
+
+
 REFUSED = {
-    # name: (request, traits, error, field)
-    "no id": (replace(sampled(), request_id=""), TRAITS, InvalidRequestError, "request_id"),
-    "no prompt": (sampled({}), TRAITS, InvalidRequestError, "prompt"),
-    "no tokens": (sampled({"prompt_token_ids": []}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "unknown key": (sampled({"prompt_token_ids": [1], "x": 1}), TRAITS, InvalidRequestError, "prompt"),
-    "cache hashes": (sampled({"prompt": "a", "multi_modal_uuids": {}}), TRAITS, InvalidRequestError, "prompt"),
-    "cache salt": (sampled({"prompt": "a", "cache_salt": "s"}), TRAITS, InvalidRequestError, "prompt"),
-    "negative token": (sampled({"prompt_token_ids": [-1]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "token beyond vocabulary": (sampled({"prompt_token_ids": [100]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "fraction as token": (sampled({"prompt_token_ids": [1.0]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "boolean as token": (sampled({"prompt_token_ids": [True]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "huge token": (
+    "no id": Refused(replace(sampled(), request_id=""), TRAITS, InvalidRequestError, "request_id"),
+    "no prompt": Refused(sampled({}), TRAITS, InvalidRequestError, "prompt"),
+    "no tokens": Refused(sampled({"prompt_token_ids": []}), TRAITS, InvalidRequestError, "prompt_token_ids"),
+    "unknown key": Refused(sampled({"prompt_token_ids": [1], "x": 1}), TRAITS, InvalidRequestError, "prompt"),
+    "cache hashes": Refused(sampled({"prompt": "a", "multi_modal_uuids": {}}), TRAITS, InvalidRequestError, "prompt"),
+    "cache salt": Refused(sampled({"prompt": "a", "cache_salt": "s"}), TRAITS, InvalidRequestError, "prompt"),
+    "negative token": Refused(sampled({"prompt_token_ids": [-1]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
+    "token beyond vocabulary": Refused(
+        sampled({"prompt_token_ids": [100]}), TRAITS, InvalidRequestError, "prompt_token_ids"
+    ),
+    "fraction as token": Refused(sampled({"prompt_token_ids": [1.0]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
+    "boolean as token": Refused(sampled({"prompt_token_ids": [True]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
+    "huge token": Refused(
         sampled({"prompt_token_ids": [1 << 40]}),
         EngineTraits(max_model_len=16),
         InvalidRequestError,
         "prompt_token_ids",
     ),
-    "suppressed beyond vocabulary": (
-        sampled(suppress_token_ids=[100]),
-        TRAITS,
-        InvalidRequestError,
-        "suppress_token_ids",
+    "suppressed beyond vocabulary": Refused(
+        sampled(suppress_token_ids=[100]), TRAITS, InvalidRequestError, "suppress_token_ids"
     ),
-    "stop beyond vocabulary": (sampled(stop_token_ids=[100]), TRAITS, InvalidRequestError, "stop_token_ids"),
-    "no room for output": (
-        sampled({"prompt_token_ids": [1] * 16}),
-        TRAITS,
-        PromptTooLongError,
-        "prompt_token_ids",
+    "stop beyond vocabulary": Refused(sampled(stop_token_ids=[100]), TRAITS, InvalidRequestError, "stop_token_ids"),
+    "no room for output": Refused(
+        sampled({"prompt_token_ids": [1] * 16}), TRAITS, PromptTooLongError, "prompt_token_ids"
     ),
-    "long diffusion prompt": (pooled({"prompt_token_ids": [1] * 17}), TRAITS, PromptTooLongError, "prompt_token_ids"),
-    "several samples": (sampled(params=SamplingParams(n=2)), TRAITS, InvalidRequestError, "n"),
-    "a caller's extra_args": (
-        sampled(params=SamplingParams(extra_args={"kv_transfer_params": {}})),
-        TRAITS,
-        InvalidRequestError,
-        "extra_args",
+    "long diffusion prompt": Refused(
+        pooled({"prompt_token_ids": [1] * 17}), TRAITS, PromptTooLongError, "prompt_token_ids"
     ),
-    "a caller's payload": (
-        sampled(params=SamplingParams(extra_args={OMNI_PAYLOAD_KEY: b""})),
-        TRAITS,
-        InvalidRequestError,
-        "extra_args",
+    "several samples": Refused(sampled(params=SamplingParams(n=2)), TRAITS, InvalidRequestError, "n"),
+    "a caller's extra_args": Refused(
+        sampled(params=SamplingParams(extra_args={"kv_transfer_params": {}})), TRAITS, InvalidRequestError, "extra_args"
     ),
-    "embeddings and tokens": (sampled(prompt_embeds=EMBEDS), TRAITS, InvalidRequestError, "prompt_embeds"),
-    "embeddings of another width": (
+    "a caller's payload": Refused(
+        sampled(params=SamplingParams(extra_args={OMNI_PAYLOAD_KEY: b""})), TRAITS, InvalidRequestError, "extra_args"
+    ),
+    "embeddings and tokens": Refused(sampled(prompt_embeds=EMBEDS), TRAITS, InvalidRequestError, "prompt_embeds"),
+    "embeddings of another width": Refused(
         sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(3, 5))),
         TRAITS,
         InvalidTensorError,
         "prompt_embeds",
     ),
-    "too many embeddings": (
+    "too many embeddings": Refused(
         sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(16, 4))),
         TRAITS,
         PromptTooLongError,
         "prompt_embeds",
     ),
-    "embeddings where none are taken": (
-        embedded(),
-        EngineTraits(max_model_len=16),
-        InvalidRequestError,
-        "prompt_embeds",
+    "embeddings where none are taken": Refused(
+        embedded(), EngineTraits(max_model_len=16), InvalidRequestError, "prompt_embeds"
     ),
-    "embeddings past the payload": (
-        sampled({"prompt_embeds": torch.ones(3, 4)}),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
+    "embeddings past the payload": Refused(
+        sampled({"prompt_embeds": torch.ones(3, 4)}), TRAITS, InvalidRequestError, "prompt_embeds"
     ),
-    "embeddings with NaN": (
+    "embeddings with NaN": Refused(
         sampled(
             {},
             prompt_embeds=PromptEmbedsPayload.from_tensor(
@@ -111,25 +99,25 @@ REFUSED = {
         NonFiniteTensorError,
         "prompt_embeds",
     ),
-    "information twice": (
+    "information twice": Refused(
         sampled({"prompt_token_ids": [1], "additional_information": INFORMATION}, additional_information=INFORMATION),
         TRAITS,
         InvalidRequestError,
         "additional_information",
     ),
-    "information of another kind": (
+    "information of another kind": Refused(
         sampled({"prompt_token_ids": [1], "additional_information": {"x": [1]}}),
         TRAITS,
         InvalidRequestError,
         "additional_information",
     ),
-    "information too large": (
+    "information too large": Refused(
         sampled(additional_information=INFORMATION),
         EngineTraits(max_model_len=16, limits=PayloadLimits(max_payload_bytes=23)),
         RequestTooLargeError,
         "additional_information",
     ),
-    "information with NaN": (
+    "information with NaN": Refused(
         sampled(
             additional_information=AdditionalInformationPayload.from_mapping(
                 {"x": [float("nan")]}, PayloadLimits(allow_non_finite=True)
@@ -139,50 +127,35 @@ REFUSED = {
         NonFiniteTensorError,
         "additional_information.x",
     ),
-    "embeddings and a penalty": (
-        embedded(SamplingParams(presence_penalty=0.5)),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
+    "embeddings and a penalty": Refused(
+        embedded(SamplingParams(presence_penalty=0.5)), TRAITS, InvalidRequestError, "prompt_embeds"
     ),
-    "embeddings and repetition penalty": (
-        embedded(SamplingParams(repetition_penalty=1.1)),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
+    "embeddings and repetition penalty": Refused(
+        embedded(SamplingParams(repetition_penalty=1.1)), TRAITS, InvalidRequestError, "prompt_embeds"
     ),
-    "embeddings and captured rows": (embedded(want_rows=True), TRAITS, InvalidRequestError, "prompt_embeds"),
-    "embeddings beyond float16": (
+    "embeddings and captured rows": Refused(embedded(want_rows=True), TRAITS, InvalidRequestError, "prompt_embeds"),
+    "embeddings beyond float16": Refused(
         sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.full((3, 4), 1e6))),
         EngineTraits(max_model_len=16, hidden_size=4, embeds_dtype=torch.float16),
         NonFiniteTensorError,
         "prompt_embeds",
     ),
-    "streamed and frequency penalty": (
-        sampled(params=SamplingParams(frequency_penalty=0.5)),
-        STREAMED,
-        InvalidRequestError,
-        "streamed input",
+    "streamed and frequency penalty": Refused(
+        sampled(params=SamplingParams(frequency_penalty=0.5)), STREAMED, InvalidRequestError, "streamed input"
     ),
-    "streamed and min_tokens": (
-        sampled(params=SamplingParams(min_tokens=2)),
-        STREAMED,
-        InvalidRequestError,
-        "streamed input",
+    "streamed and min_tokens": Refused(
+        sampled(params=SamplingParams(min_tokens=2)), STREAMED, InvalidRequestError, "streamed input"
     ),
-    "a stop token of the request outside the vocabulary": (
-        sampled(params=SamplingParams(stop_token_ids=[1, 100])),
-        TRAITS,
-        InvalidRequestError,
-        "stop_token_ids",
+    "a stop token of the request outside the vocabulary": Refused(
+        sampled(params=SamplingParams(stop_token_ids=[1, 100])), TRAITS, InvalidRequestError, "stop_token_ids"
     ),
-    "a form whose end is ignored": (
+    "a form whose end is ignored": Refused(
         sampled(params=SamplingParams(ignore_eos=True, structured_outputs=FORM)),
         TRAITS,
         InvalidRequestError,
         "ignore_eos",
     ),
-    "diffusion with rows": (pooled(want_rows=True), TRAITS, InvalidRequestError, "pooling_params"),
+    "diffusion with rows": Refused(pooled(want_rows=True), TRAITS, InvalidRequestError, "pooling_params"),
 }
 
 

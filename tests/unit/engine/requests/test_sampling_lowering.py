@@ -51,14 +51,7 @@ AR, DIFFUSION, DECODER = EngineKind
 
 
 def facts(kind: EngineKind, writes_text: bool) -> ComponentFacts:
-    return describe(
-        ComponentFacts(
-            id="test/stage",
-            kind=kind,
-            writes_text=writes_text,
-            streams_input=True,
-        )
-    )
+    return describe(ComponentFacts(id="test/stage", kind=kind, writes_text=writes_text, streams_input=True))
 
 
 @pytest.mark.parametrize(

@@ -175,11 +175,7 @@ async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(
         assert (result.text, result.transcript) == ("".join(ANSWER), "".join(HEARD))
         assert result.texts == {"llm": "".join(ANSWER)}
         assert result.segments == ()
-        only = await client.run(
-            chat=user("Audio."),
-            modalities=["transcript"],
-            template_arguments={"timestamps": True},
-        )
+        only = await client.run(chat=user("Audio."), modalities=["transcript"], template_arguments={"timestamps": True})
         assert (only.transcript, only.text, set(only.finished)) == ("".join(HEARD), "", {"asr"})
         assert [(one.text, one.segment.start_s, one.segment.end_s) for one in only.segments] == [
             (text, *times) for text, times in zip(HEARD, SEGMENTS, strict=True)

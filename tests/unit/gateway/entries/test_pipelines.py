@@ -20,11 +20,7 @@ PARTLY = ServedPipeline("partly", "grpc://e:1", ready=False)
 
 @pytest.mark.parametrize(
     ("served", "ids"),
-    [
-        ((), []),
-        ((QWEN, OTHER), ["qwen", "other"]),
-        ((QWEN, OTHER, TWIN), ["qwen", "other", "team/qwen"]),
-    ],
+    [((), []), ((QWEN, OTHER), ["qwen", "other"]), ((QWEN, OTHER, TWIN), ["qwen", "other", "team/qwen"])],
 )
 def test_a_pipeline_without_its_name_gets_its_namespace(served: tuple[ServedPipeline, ...], ids: list[str]) -> None:
     assert list(model_ids(served)) == ids

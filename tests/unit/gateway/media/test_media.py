@@ -149,13 +149,7 @@ async def test_this_host_is_never_fetched(host: str) -> None:
         )
 
 
-TYPES = {
-    "wav": "audio/wav",
-    "flac": "audio/flac",
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-    "aac": "audio/aac",
-}
+TYPES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac"}
 
 
 def audio_url(data: bytes, kind: str) -> AudioUrlPart:

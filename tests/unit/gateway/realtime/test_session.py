@@ -395,11 +395,7 @@ def test_a_failure_is_the_responses_own() -> None:
     held.take(held.session.answer(asked.response_id, Failed("server_error", "service_unavailable", "gone")))
     done = held.sent[-1]["response"]
     assert done["status"] == "failed"
-    assert done["status_details"]["error"] == {
-        "type": "server_error",
-        "code": "service_unavailable",
-        "message": "gone",
-    }
+    assert done["status_details"]["error"] == {"type": "server_error", "code": "service_unavailable", "message": "gone"}
     assert not held.session.is_busy
 
 

@@ -67,16 +67,7 @@ def by_transformers(logits: torch.Tensor, output: list[int], *, timed: bool) -> 
     return scores[0]
 
 
-OUTPUTS = [
-    [],
-    [AT],
-    [AT, 8],
-    [AT, 8, AT + 4],
-    [AT, 8, AT + 4, AT + 4],
-    [AT + 2, 8, 9, AT + 4, AT + 6, 11],
-    [8],
-    [8, 9],
-]
+OUTPUTS = [[], [AT], [AT, 8], [AT, 8, AT + 4], [AT, 8, AT + 4, AT + 4], [AT + 2, 8, 9, AT + 4, AT + 6, 11], [8], [8, 9]]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)

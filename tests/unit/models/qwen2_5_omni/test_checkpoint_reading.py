@@ -161,10 +161,7 @@ def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(
             "look_ahead_layers": [0, 2, 9],
             "look_backward_layers": [1, 2, 3],
         }
-        config["token2wav_config"]["bigvgan_config"] |= {
-            "upsample_rates": [4, 3],
-            "upsample_kernel_sizes": [8, 5],
-        }
+        config["token2wav_config"]["bigvgan_config"] |= {"upsample_rates": [4, 3], "upsample_kernel_sizes": [8, 5]}
 
     facts = read_checkpoint(edit(tiny_checkpoint, tmp_path, change))
     assert facts.codec == CodecTokens(padding=61, start=62, end=63, mask=64)

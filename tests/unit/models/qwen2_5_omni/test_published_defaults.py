@@ -26,15 +26,7 @@ from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.errors import ConfigurationError, InvalidMediaError
-from omni_stage.models.component import (
-    AudioPart,
-    ChatMessage,
-    Component,
-    EdgeInput,
-    StageRequest,
-    TextPart,
-    UserPrompt,
-)
+from omni_stage.models.component import AudioPart, ChatMessage, Component, EdgeInput, StageRequest, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import DEFAULT_VOICE, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.talker import component as talker
@@ -64,10 +56,7 @@ VOCAB_SIZE = 152_064
 def lower(component: Component, request: StageRequest, generation: dict[str, Any]) -> Any:
     """Returns the parameters that vLLM gets for a request to a stage without configured default sampling."""
     sampling = resolve_sampling(
-        request.sampling,
-        seed=None,
-        config_default=SamplingDefaults(),
-        component_default=component.default_sampling,
+        request.sampling, seed=None, config_default=SamplingDefaults(), component_default=component.default_sampling
     )
     traits = EngineTraits(max_model_len=32_768, vocab_size=None)
     lowering = Lowering(component, traits, generation, captures_rows=False)

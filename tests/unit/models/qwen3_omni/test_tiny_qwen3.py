@@ -25,7 +25,7 @@ FILES = {
 }
 OWN_KEYS = {
     # The published files leave this to transformers' default.
-    *("num_position_embeddings",),
+    *("num_position_embeddings",)
 }
 
 

@@ -20,14 +20,7 @@ from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
 from omni_proto.pipeline.types.entry import EntryRoute
 from omni_proto.pod_contract import REVISION_LABEL
-from support.operator.operator_pipelines import (
-    OWNER,
-    SETTINGS,
-    build_all,
-    make_pipeline,
-    make_single,
-    make_stages,
-)
+from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_single, make_stages
 from support.tables import each_row
 
 HASH = names.DESIRED_HASH_ANNOTATION
@@ -35,12 +28,7 @@ LONGEST_PIPELINE_AND_STAGE = 54
 """The largest number of characters that the CRD allows for PIPELINE-STAGE."""
 
 ROUTES = (
-    {
-        "gatewayApi": {
-            "parentRefs": [{"name": "a"}],
-            "backendTls": {"caCertificateRefs": [{"name": "a"}]},
-        }
-    },
+    {"gatewayApi": {"parentRefs": [{"name": "a"}], "backendTls": {"caCertificateRefs": [{"name": "a"}]}}},
     {"gatewayApi": {"kind": "HTTPRoute", "parentRefs": [{"name": "a"}]}},
     {"ingress": {"host": "a.example"}},
 )

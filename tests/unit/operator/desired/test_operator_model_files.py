@@ -11,14 +11,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
 from omni_stage.models.registry import weight_prefixes
-from support.operator.operator_pipelines import (
-    build_all,
-    make_pipeline,
-    make_single,
-    make_stages,
-    pick,
-    pod_spec,
-)
+from support.operator.operator_pipelines import build_all, make_pipeline, make_single, make_stages, pick, pod_spec
 from support.operator.pod_templates import HUB, all_containers, env_of
 
 

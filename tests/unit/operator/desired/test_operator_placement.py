@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_operator.desired.pod_settings import drop_empty
-from support.operator.operator_pipelines import (
-    SETTINGS,
-    build_all,
-    make_single,
-    pick,
-    pod_spec,
-)
+from support.operator.operator_pipelines import SETTINGS, build_all, make_single, pick, pod_spec
 from support.operator.pod_templates import HUB, all_containers
 
 
@@ -31,13 +25,7 @@ class TestPlacement:
             },
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "weight": 1,
-                        "podAffinityTerm": {
-                            "labelSelector": {},
-                            "topologyKey": "kubernetes.io/hostname",
-                        },
-                    }
+                    {"weight": 1, "podAffinityTerm": {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"}}
                 ]
             },
         },

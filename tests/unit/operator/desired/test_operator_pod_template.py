@@ -15,14 +15,7 @@ from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen
 from omni_stage.__main__ import _parser
 from omni_stage.service.server.health import LIVENESS, READINESS
-from support.operator.operator_pipelines import (
-    GPU,
-    Spec,
-    build_all,
-    make_single,
-    pick,
-    pod_spec,
-)
+from support.operator.operator_pipelines import GPU, Spec, build_all, make_single, pick, pod_spec
 from support.operator.pod_templates import HUB, PVC, all_containers, env_of
 
 

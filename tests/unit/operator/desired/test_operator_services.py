@@ -10,14 +10,7 @@ from omni_operator.desired.children import build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of
 from omni_proto.stage_config import parse_stage_config
-from support.operator.operator_pipelines import (
-    OWNER,
-    SETTINGS,
-    build_all,
-    build_set,
-    make_pipeline,
-    pick,
-)
+from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, build_set, make_pipeline, pick
 
 
 class TestServices:

@@ -15,9 +15,7 @@ from omni_operator.state.observed import Observed
 from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
 from support.tables import each_row
 
-PIPELINE = {
-    "metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1},
-}
+PIPELINE = {"metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1}}
 DESIRED = build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()]))
 REVISION = compute_revision(make_pipeline(), SETTINGS.default_image)
 TALKER = f"demo-talker-{REVISION}"

@@ -51,12 +51,7 @@ PLACEMENTS: dict[str, tuple[str, Reason, str, bool]] = {
         "repair the nodes that are not ready",
         False,
     ),
-    "pressure": (
-        "4 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }.",
-        U,
-        "free disk",
-        True,
-    ),
+    "pressure": ("4 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }.", U, "free disk", True),
     "new node": (
         "4 node(s) had untolerated taint {node.cloudprovider.kubernetes.io/uninitialized: true}.",
         U,
@@ -336,12 +331,7 @@ STARTS_SEEN: dict[str, tuple[str, str, Reason, str]] = {
         Reason.CONTAINER_NOT_STARTED,
         "cannot be started (RunContainerError); see kubectl describe pod",
     ),
-    "unknown reason": (
-        "PreStartHookError",
-        "odd",
-        Reason.CONTAINER_NOT_STARTED,
-        "(PreStartHookError); see kubectl",
-    ),
+    "unknown reason": ("PreStartHookError", "odd", Reason.CONTAINER_NOT_STARTED, "(PreStartHookError); see kubectl"),
 }
 
 

@@ -26,9 +26,7 @@ TLS = make_single(
     spec={
         "entry": {
             "tls": {"secretName": "a"},
-            "route": {
-                "gatewayApi": {"parentRefs": [FAR], "backendTls": {"caCertificateRefs": [{"name": "cas"}]}},
-            },
+            "route": {"gatewayApi": {"parentRefs": [FAR], "backendTls": {"caCertificateRefs": [{"name": "cas"}]}}},
         }
     }
 )

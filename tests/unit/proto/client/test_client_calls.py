@@ -28,9 +28,7 @@ from omni_proto.client import (
     user,
 )
 from omni_proto.stage.v1 import events_pb2
-from omni_proto.stage.v1.stage_service_pb2 import (
-    GenerateRequest,
-)
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.plain_servers import Call, Context, Run, Script, both, hello, serving
 from support.processes.polling import PATIENCE_S, until

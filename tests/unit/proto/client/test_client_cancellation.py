@@ -8,11 +8,7 @@ import contextlib
 
 import pytest
 
-from omni_proto.client import (
-    AsyncOmniClient,
-    OmniClient,
-    TextDelta,
-)
+from omni_proto.client import AsyncOmniClient, OmniClient, TextDelta
 from omni_proto.stage.v1 import events_pb2
 from support.peers.plain_servers import Call, serving
 from support.processes.polling import PATIENCE_S

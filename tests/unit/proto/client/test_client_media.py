@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_proto.client import (
-    ArgumentError,
-    audio_part,
-    image_part,
-    user,
-)
-from omni_proto.client.messages import (
-    MAX_INLINE_BYTES,
-)
+from omni_proto.client import ArgumentError, audio_part, image_part, user
+from omni_proto.client.messages import MAX_INLINE_BYTES
 from omni_proto.media_headers import sniff
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from support.peers.client_requests import FLAC, JPEG, PNG, WAV, prepare, sent

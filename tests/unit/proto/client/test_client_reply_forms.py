@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_proto.client import (
-    ArgumentError,
-    CallTool,
-    StructuredOutput,
-    Tool,
-    ToolCall,
-    assistant,
-    tool_result,
-    user,
-)
+from omni_proto.client import ArgumentError, CallTool, StructuredOutput, Tool, ToolCall, assistant, tool_result, user
 from omni_proto.stage.v1 import prompt_pb2
 from support.peers.client_requests import prepare, sent
 

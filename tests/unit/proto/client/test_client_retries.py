@@ -8,12 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from omni_proto.client import (
-    AsyncOmniClient,
-    GenerationResult,
-    OmniClient,
-    OmniRequestError,
-)
+from omni_proto.client import AsyncOmniClient, GenerationResult, OmniClient, OmniRequestError
 from omni_proto.stage.v1 import events_pb2
 from support.peers.plain_servers import Call, Run, both, hello, serving
 from support.processes.polling import PATIENCE_S

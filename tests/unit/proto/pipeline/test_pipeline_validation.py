@@ -57,10 +57,7 @@ IDENTITY = {
     "no kind": (edit("kind", None), "kind: is missing"),
     "no metadata": (edit("metadata", None), "metadata: is missing"),
     "no name": (edit("metadata/name", None), "metadata.name: is missing"),
-    "namespace": (
-        edit("metadata/namespace", "A b"),
-        "metadata.namespace: must be the name of a namespace: lower-case",
-    ),
+    "namespace": (edit("metadata/namespace", "A b"), "metadata.namespace: must be the name of a namespace: lower-case"),
     "annotation is a number": (
         edit("metadata/annotations", {"a": 1}),
         "metadata.annotations.a: must be text; put quotes around 1",

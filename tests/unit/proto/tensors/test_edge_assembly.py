@@ -6,12 +6,7 @@ import random
 
 import pytest
 
-from omni_proto.errors import (
-    InvalidTensorError,
-    OversizedTensorError,
-    TensorError,
-    WireError,
-)
+from omni_proto.errors import InvalidTensorError, OversizedTensorError, TensorError, WireError
 from omni_proto.stage.v1.tensors_pb2 import DTYPE_FLOAT32, DTYPE_UNSPECIFIED, TensorHeader
 from omni_proto.tensors import (
     EdgeAssembler,

@@ -98,11 +98,7 @@ REFUSED = {
     "nothing": ([], CorruptTensorError, "ended after 0 rows, without a last chunk"),
     "after last": ([chunk(0, [1], last=True), chunk(1, [2], last=True)], CorruptTensorError, "came after the last one"),
     "last again": ([chunk(0, [], last=True), chunk(0, [], last=True)], CorruptTensorError, "came after the last one"),
-    "wrong crc": (
-        [dataclasses.replace(chunk(0, [1]), crc32c=1)],
-        CorruptTensorError,
-        "rows 0 to 1 is wrong",
-    ),
+    "wrong crc": ([dataclasses.replace(chunk(0, [1]), crc32c=1)], CorruptTensorError, "rows 0 to 1 is wrong"),
     "no crc": ([dataclasses.replace(chunk(0, [1]), crc32c=0)], CorruptTensorError, "the sender set no checksum"),
     "more data": ([dataclasses.replace(chunk(0, [1, 2]), rows=1)], CorruptTensorError, "of data for 1 rows"),
     "less data": ([dataclasses.replace(chunk(0, [1]), rows=2)], CorruptTensorError, "of data for 2 rows"),

@@ -46,8 +46,7 @@ def _check_all(protocol: DownstreamProtocol, messages: list[pb.GenerateResponse]
 
 
 @pytest.mark.parametrize(
-    ("remaining", "expected"),
-    [pytest.param(10.0, 9.8, id="2 percent"), pytest.param(1.0, 0.95, id="50 ms")],
+    ("remaining", "expected"), [pytest.param(10.0, 9.8, id="2 percent"), pytest.param(1.0, 0.95, id="50 ms")]
 )
 def test_deadline_shrinks(remaining: float, expected: float) -> None:
     assert downstream_timeout(remaining, "b") == pytest.approx(expected)

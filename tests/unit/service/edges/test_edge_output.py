@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_proto.tensors import (
-    CHUNK_BYTES,
-    TEXT_SCHEMA,
-    UTF8,
-    EdgeAssembler,
-    TensorSchema,
-    TensorSpec,
-    tensor_prompt,
-)
+from omni_proto.tensors import CHUNK_BYTES, TEXT_SCHEMA, UTF8, EdgeAssembler, TensorSchema, TensorSpec, tensor_prompt
 from omni_stage.errors import ModelExecutionError
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.request.reading import deserialize_request

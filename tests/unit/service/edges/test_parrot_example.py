@@ -29,10 +29,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def start(kit: Any, engines: Any, mode: EdgeMode, writer: Any = None) -> Any:
     voice = await kit.serve(
-        build_engine=engines.Voice,
-        stage="voice",
-        outputs=["Audio"],
-        input={"source": "writer", "mode": mode.value},
+        build_engine=engines.Voice, stage="voice", outputs=["Audio"], input={"source": "writer", "mode": mode.value}
     )
     edge = kit.edge("voice", voice.target, ["voice"]).model_copy(update={"mode": mode})
     return await kit.serve(build_engine=writer or engines.Writer, stage="writer", downstream=[edge])

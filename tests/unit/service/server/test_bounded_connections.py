@@ -100,8 +100,7 @@ async def test_half_a_header_ends_with_the_connections_life() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/metrics", "200"), ("GET", "/debug", "404"), ("POST", "/metrics", "405")],
+    ("method", "path", "status"), [("GET", "/metrics", "200"), ("GET", "/debug", "404"), ("POST", "/metrics", "405")]
 )
 async def test_what_is_answered(server: MetricsServer, method: str, path: str, status: str) -> None:
     answer = await get(server.port, path, method=method)

@@ -41,10 +41,7 @@ def play(ledger: CaptureLedger, steps: list[Step]) -> dict[str, list[list[int]]]
 
 
 SCHEDULES: dict[str, tuple[list[Step], dict[str, list[list[int]]]]] = {
-    "prefill, then decode": (
-        [{"a": (0, 3, True)}, {"a": (3, 1, True)}],
-        {"a": [[0, 1, 2], [3]]},
-    ),
+    "prefill, then decode": ([{"a": (0, 3, True)}, {"a": (3, 1, True)}], {"a": [[0, 1, 2], [3]]}),
     "chunks of a prefill wait for the first token": (
         [{"a": (0, 2, False)}, {"a": (2, 2, False)}, {"a": (4, 1, True)}],
         {"a": [[0, 1, 2, 3, 4]]},

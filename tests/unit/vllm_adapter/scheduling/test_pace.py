@@ -47,10 +47,7 @@ def test_invalid_settings_are_refused(values: object) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    old=st.integers(1, 8),
-    step_s=st.floats(0.01, 1.0),
-    newcomers_every=st.integers(1, 3),
-    rate=st.floats(1.0, 100.0),
+    old=st.integers(1, 8), step_s=st.floats(0.01, 1.0), newcomers_every=st.integers(1, 3), rate=st.floats(1.0, 100.0)
 )
 def test_no_listener_starves(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
     """Each step serves the listener that is due first, and more listeners come than can be served.

@@ -33,9 +33,7 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
 
 @settings(max_examples=200, deadline=None)
 @given(crowds())
-def test_every_session_can_always_grow_to_its_end(
-    crowd: tuple[SessionRoom, list[tuple[int, int]], int],
-) -> None:
+def test_every_session_can_always_grow_to_its_end(crowd: tuple[SessionRoom, list[tuple[int, int]], int]) -> None:
     """In a model of vLLM's block pool, an admitted session always gets the blocks it needs, and every session ends.
 
     Sessions of one priority enter in order of arrival.

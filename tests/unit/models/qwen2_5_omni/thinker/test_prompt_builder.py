@@ -85,11 +85,7 @@ REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
     "no ids": (UserPrompt(token_ids=[]), InvalidRequestError, "start.token_ids"),
     "negative id": (UserPrompt(token_ids=[-1]), InvalidRequestError, "start.token_ids"),
     "id outside the vocabulary": (UserPrompt(token_ids=[640]), InvalidRequestError, "start.token_ids"),
-    "id of a placeholder": (
-        UserPrompt(token_ids=[AUDIO_ID]),
-        InvalidRequestError,
-        "start.token_ids",
-    ),
+    "id of a placeholder": (UserPrompt(token_ids=[AUDIO_ID]), InvalidRequestError, "start.token_ids"),
     "placeholder in text": (UserPrompt(text="a <|IMAGE|> b"), InvalidRequestError, "start.text"),
     "placeholder in chat": (chat(TextPart("<|AUDIO|>")), InvalidRequestError, PART),
     "placeholder in two parts of a chat": (

@@ -26,10 +26,7 @@ from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.token2wav.component import WindowEmitter, WindowFeed, fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import make_noise, vocode
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
-from omni_stage.models.qwen2_5_omni.token2wav.windows import (
-    Window,
-    next_window,
-)
+from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
 
 BLOCKS = Blocks(4, 2, 1)
 AUDIO = AudioShape(240, 2)

@@ -14,14 +14,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import (
     Conditions,
     pack_blocks,
 )
-from support.models.wave_models import (
-    DIT_SHAPES,
-    WAITS,
-    Operators,
-    make_utterance,
-    make_wave_model,
-    make_wave_voices,
-)
+from support.models.wave_models import DIT_SHAPES, WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
 
 TOLERANCE = 1e-5
 
