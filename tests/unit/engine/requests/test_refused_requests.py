@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 
 
 class Refused(NamedTuple):
-    request: OmniEngineCoreRequest
+    request: Any
     traits: EngineTraits
     error: type[Exception]
     field: str
