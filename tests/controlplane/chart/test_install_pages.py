@@ -27,18 +27,6 @@ pytestmark = pytest.mark.controlplane
 
 # Commands that need a registry or build for minutes.
 NOT_RUN = ("make images", "docker push")
-# The volume that a StorageClass would provision for the claim of manifests/tiny.
-VOLUME = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolume",
-    "metadata": {"name": "tiny"},
-    "spec": {
-        "capacity": {"storage": "1Gi"},
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "",
-        "hostPath": {"path": "/models"},
-    },
-}
 SECTIONS = {
     f"{page}: {section}": commands
     for page in ("install", "upgrade")
@@ -66,7 +54,6 @@ def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def pods(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPods]:
     """Yields the operator's pods on an empty cluster."""
-    plane.admin.apply(VOLUME)
     with OperatorPods(plane, tmp_path) as pods:
         yield pods
 
