@@ -34,13 +34,18 @@ BASE: Document = {
 class Bad:
     """A pipeline that must be rejected."""
 
-    edits: tuple[Edit, ...]
+    edit: Edit | tuple[Edit, ...]
     field: str
     """Path of the wrong field."""
     message: str
     """A part of the API server's error message."""
     offline: str = ""
     """A part of `omnipipe validate`'s error message; empty if that also contains `message`."""
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Returns the edits that make a valid pipeline this one."""
+        return self.edit if isinstance(self.edit, tuple) else (self.edit,)
 
 
 def edit(path: str, value: Any) -> Edit:
