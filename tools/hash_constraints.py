@@ -25,11 +25,11 @@ IMAGES = {
 PLATFORMS = ("x86_64-manylinux_2_28", "x86_64-manylinux_2_36", "aarch64-manylinux_2_28", "aarch64-manylinux_2_36")
 
 
-def lock(uv: str, pins: str, extras: Sequence[str], platform: str) -> dict[str, set[str]]:
-    """Returns the hashes by NAME==VERSION of what uv would install. Raises CalledProcessError."""
+def lock(uv: str, pins: str, extras: Sequence[str], platform: str, *flags: str) -> dict[str, set[str]]:
+    """Returns the hashes by NAME==VERSION of what uv, with these flags, would install. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "pylock.toml"
-        command = [uv, "pip", "compile", "--quiet", "--format=pylock.toml", "--python-version=3.11"]
+        command = [uv, "pip", "compile", "--quiet", "--format=pylock.toml", "--python-version=3.11", *flags]
         command += [f"--python-platform={platform}", f"--constraint={CONSTRAINTS / f'{pins}.txt'}"]
         command += [f"--override={CONSTRAINTS / f'overrides-{pins}.txt'}", f"--output-file={output}"]
         command += [f"--extra={extra}" for extra in extras]
