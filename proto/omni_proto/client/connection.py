@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from omni_proto.rpc.options import Options, channel_options
 
 PLAINTEXT_SCHEME: Final = "grpc://"
 TLS_SCHEME: Final = "grpcs://"
+
+_HOST_AND_PORT: Final = re.compile(r"(?:dns:(?:///)?)?(?!unix|ipv[46]|vsock)(?:\[[^\]]*\]|[^:/,\[\]]+):([^:/,]*)")
+"""Targets of one host, not those of gRPC's other resolvers."""
 
 _HINTS: Final = (
     ("certificate has expired", "the server's certificate has expired: its Secret must be renewed"),
@@ -101,6 +105,10 @@ def plan_connection(
     plain = target.startswith(PLAINTEXT_SCHEME)
     secure = target.startswith(TLS_SCHEME)
     address = target.removeprefix(PLAINTEXT_SCHEME if plain else TLS_SCHEME)
+    found = _HOST_AND_PORT.fullmatch(address)
+    # gRPC takes a larger port modulo 65,536.
+    if " " in address or (found and not (found[1].isdecimal() and 0 < int(found[1]) < 1 << 16)):
+        raise ArgumentError(f"{target} is not HOST:PORT, with a port from 1 to 65535")
     used = channel_options() if options is None else options
     if credentials is not None and tls is not None:
         raise ArgumentError("tls and credentials both say how to connect; give one")

@@ -100,6 +100,22 @@ def test_targets(target: str, arguments: dict[str, Any], address: str, is_tls: b
     assert plan.options[: len(channel_options())] == channel_options()
 
 
+@pytest.mark.parametrize(
+    "target", ["a:65536", "grpcs://a:0", "a:x", "a:", "dns:///a:99999", "[::1]:-1", "a b:1", "a b"]
+)
+def test_a_wrong_address_is_refused(target: str) -> None:
+    """gRPC connects to port 34463 for 99999, and calls the others unavailable."""
+    with pytest.raises(ArgumentError, match=r"is not HOST:PORT, with a port from 1 to 65535"):
+        plan_connection(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["a:65535", "dns:///a:1", "[::1]:1", "a", "unix:/tmp/a:b", "ipv4:127.0.0.1:1,127.0.0.2:2"]
+)
+def test_addresses_in_grpc_s_forms(target: str) -> None:
+    assert plan_connection(target).target == target
+
+
 @pytest.mark.parametrize("kind", [OmniClient, AsyncOmniClient])
 @pytest.mark.parametrize(
     ("target", "arguments", "words"),
