@@ -33,11 +33,17 @@ def judge_scaling(assessment: Assessment) -> Verdict | None:
             )
     unknown = [name for name, note in notes.items() if note.desired is None and not note.external]
     if unknown:
+        starting = {stage.name for stage in assessment.stages if not stage.is_ready}
+        remedy = (
+            "that needs ready pods, see Ready"
+            if starting.issuperset(unknown)
+            else "if this lasts, check that no NetworkPolicy keeps it from their port 9090"
+        )
         return Verdict(
             False,
             Reason.LOAD_UNKNOWN,
             f"the load of {', '.join(unknown)} is not known yet, so the number of pods stays; the operator reads the "
-            "pods' metrics every 15 s: if this lasts, check that no NetworkPolicy keeps it from their port 9090",
+            f"pods' metrics every 15 s: {remedy}",
         )
     said = ", ".join(
         f"{name} {note.replicas}" + (" (set from outside)" if note.external else "") for name, note in notes.items()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pytest
+
 from omni_operator.kinds import ChildKey
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
+from omni_operator.scaling.notes import ScaleNotes, StageNote
 from omni_operator.state.container_causes import Cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
+from omni_operator.status.capacity import judge_scaling
 from omni_operator.status.verdicts import judge
 from support.tables import each_row
 
@@ -350,3 +354,19 @@ def test_a_message_about_many_conflicts_names_some_and_counts_all() -> None:
     message = judge(replace(BASE, conflicts=taken))["Degraded"].message
     assert "and 29 more of the pipeline's names are taken" in message
     assert message.endswith("service/demo-7 and so on for all 30")
+
+
+@pytest.mark.parametrize(
+    ("stages", "remedy"),
+    [
+        (UP, "check that no NetworkPolicy keeps it from their port 9090"),
+        ((*UP[:2], DOWN[2]), "check that no NetworkPolicy keeps it from their port 9090"),
+        ((UP[0], *DOWN[1:]), "that needs ready pods, see Ready"),
+    ],
+)
+def test_an_unknown_load_names_what_is_in_the_way(stages: tuple[StageState, ...], remedy: str) -> None:
+    notes = ScaleNotes(stages={name: StageNote(1) for name in ("talker", "token2wav")})
+    verdict = judge_scaling(replace(BASE, stages=stages, scale=notes))
+    assert verdict is not None
+    assert verdict.reason is Reason.LOAD_UNKNOWN
+    assert verdict.message.endswith(remedy)
