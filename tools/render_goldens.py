@@ -48,7 +48,7 @@ def compare(sample: str, other: str, text: str, other_text: str) -> str:
         for revision in set(_REVISION.findall(side)):
             side = side.replace(revision, "REVISION")
         sides.append(side.splitlines())
-    return "\n".join(difflib.unified_diff(*sides, other, sample, n=1, lineterm="")) + "\n"
+    return "\n".join(difflib.unified_diff(*sides, other, sample, n=0, lineterm="")) + "\n"
 
 
 def render_goldens() -> dict[Path, str]:

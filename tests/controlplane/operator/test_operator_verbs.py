@@ -98,11 +98,7 @@ def used(calls: list[Call]) -> Grants:
 
 
 def test_verbs(
-    api: Api,
-    proxy: FaultProxy,
-    make_operator: Callable[..., OperatorProcess],
-    pod_monitor_crd: None,
-    gateway_api: None,
+    api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess], pod_monitor_crd: None, gateway_api: None
 ) -> None:
     with make_operator(server=proxy.url) as operator:
         api.apply(build_two_stages())

@@ -11,10 +11,7 @@ from vllm.sampling_params import SamplingParams
 from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
 from omni_stage.models.component import EngineInput
-from omni_stage.payloads import (
-    AdditionalInformationPayload,
-    PromptEmbedsPayload,
-)
+from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 TRAITS = EngineTraits(max_model_len=16, vocab_size=100, hidden_size=4)
 INFORMATION = AdditionalInformationPayload.from_mapping({"x": torch.ones(2, 3)})

@@ -13,12 +13,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from omni_proto.tensors import crc32c
-from omni_stage.errors import (
-    CorruptTensorError,
-    InvalidTensorError,
-    NonFiniteTensorError,
-    OmniStageError,
-)
+from omni_stage.errors import CorruptTensorError, InvalidTensorError, NonFiniteTensorError, OmniStageError
 from omni_stage.payloads import (
     AdditionalInformationEntry,
     AdditionalInformationPayload,
@@ -33,12 +28,7 @@ DATA = struct.pack("<6f", *range(6))
 
 def entry(**changes: object) -> dict[str, object]:
     """Returns a good tensor entry as plain data, with changes; None removes a field."""
-    good = {
-        "tensor_data": DATA,
-        "tensor_shape": [2, 3],
-        "tensor_dtype": "float32",
-        "tensor_checksum": crc32c(DATA),
-    }
+    good = {"tensor_data": DATA, "tensor_shape": [2, 3], "tensor_dtype": "float32", "tensor_checksum": crc32c(DATA)}
     return {name: value for name, value in (good | changes).items() if value is not None}
 
 

@@ -108,10 +108,7 @@ class ApiServer:
             (folder / "client.crt").write_bytes(certificate)
             (folder / "client.key").write_bytes(private_key)
             (folder / "client.key").chmod(0o600)
-            credentials = {
-                "client-certificate": str(folder / "client.crt"),
-                "client-key": str(folder / "client.key"),
-            }
+            credentials = {"client-certificate": str(folder / "client.crt"), "client-key": str(folder / "client.key")}
             self._users[key] = self._write_kubeconfig(folder / "kubeconfig", credentials, server)
         return self._users[key]
 

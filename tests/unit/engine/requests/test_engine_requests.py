@@ -12,11 +12,7 @@ from vllm.sampling_params import SamplingParams
 
 from omni_stage.engine.requests.conflicts import EngineTraits
 from omni_stage.engine.requests.request import OmniTokensPrompt
-from omni_stage.payloads import (
-    OMNI_PAYLOAD_KEY,
-    OMNI_ROWS_KEY,
-    AdditionalInformationPayload,
-)
+from omni_stage.payloads import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY, AdditionalInformationPayload
 from support.engines.engine_requests import INFORMATION, TRAITS, embedded, pooled, sampled
 
 

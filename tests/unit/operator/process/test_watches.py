@@ -101,9 +101,7 @@ async def test_a_refused_namespace_holds_up_no_other(server: Started) -> None:
     assert watches.ages(refused=False).keys() == watches.ages().keys()
 
 
-async def test_a_namespace_with_one_refused_kind_is_not_decided_about(
-    server: Started,
-) -> None:
+async def test_a_namespace_with_one_refused_kind_is_not_decided_about(server: Started) -> None:
     """Without the pods, a decision could end stages that still have requests."""
     api, watches, _ = server
     api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "pods")
@@ -159,9 +157,7 @@ async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:
 REFUSED = f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500"
 
 
-async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgotten(
-    server: Started,
-) -> None:
+async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgotten(server: Started) -> None:
     """Nothing reports the deletion of a namespace while the watch is cut; its pipelines must leave the metrics."""
     api, watches, pipelines = server
     for namespace in ("gone", "kept"):

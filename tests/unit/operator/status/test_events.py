@@ -29,11 +29,7 @@ EVENTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], list[str]]] = {
     "ready": (STARTS, GOOD, ["Normal AllStagesReady", "Normal RolloutComplete"]),
     "breaks": (STARTS, BROKEN, ["Warning ImagePullBackOff"]),
     "nothing changes": (BROKEN, BROKEN, []),
-    "another cause": (
-        BROKEN,
-        status_of("False OOMKilled", "True Starting", "True OOMKilled"),
-        ["Warning OOMKilled"],
-    ),
+    "another cause": (BROKEN, status_of("False OOMKilled", "True Starting", "True OOMKilled"), ["Warning OOMKilled"]),
     "recovers": (BROKEN, GOOD, ["Normal AsExpected", "Normal AllStagesReady", "Normal RolloutComplete"]),
     "needs capacity": (
         GOOD,
