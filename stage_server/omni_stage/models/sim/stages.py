@@ -86,8 +86,10 @@ class Thinker:
 
     def __init__(self, table: Table, config: StageConfig, max_model_len: int) -> None:
         self.output_schema: TensorSchema | None = thinker2talker_schema(table)
-        # Each frame needs one row of the reply, and the first step has only the prompt's rows.
-        self.first_audio_steps = table.decoder.first_frames + table.decoder.ahead_frames + 1
+        # Each frame needs one row of the reply. The first step has only the prompt's rows, and the first id.
+        self.first_audio_steps = (
+            table.decoder.first_frames + table.decoder.ahead_frames + bool(table.thinker.row_values)
+        )
         self.row_plays_s: float | None = 1 / table.talker.frames_per_second
         self._shape = table.thinker
         self._max_model_len = max_model_len
@@ -158,7 +160,7 @@ class TextRun:
         self._ends_text = ends_text
         self._stopped = stopped
         self._rows = rows
-        self._last_id: int | None = None
+        self._held: list[int] = []
 
     def step(self, made: Sequence[Made]) -> StageStep:
         """Returns one stage step for tokens that were delivered together."""
@@ -175,18 +177,20 @@ class TextRun:
             text=text, token_ids=tokens, prompt_token_ids=prompt, scheduled_ns=int(made[0].scheduled * 1e9)
         )
         if self._rows:
-            step.tensors = self._tensors(prompt, tokens)
+            step.tensors = self._tensors(prompt, tokens, is_last=made[-1].last)
             step.complete_tensors = _PROMPT_TENSORS
         if made[-1].last:
             step.finish_reason = FinishReason.STOP if self._stopped else FinishReason.LENGTH
             step.stop_reason = str(tokens[-1]) if self._stopped and not self._ends_text else ""
         return step
 
-    def _tensors(self, prompt: list[int] | None, tokens: list[int]) -> dict[str, Array]:
-        """Returns an id and a row for each computed position. The last token's position belongs to the next step."""
-        ids = prompt if prompt is not None else [] if self._last_id is None else [self._last_id]
-        ids = [*ids, *tokens[:-1]]
-        self._last_id = tokens[-1]
+    def _tensors(self, prompt: list[int] | None, tokens: list[int], *, is_last: bool) -> dict[str, Array]:
+        """Returns an id and a row for each computed position. The last token's position belongs to the next step. If
+        only ids are sent, they need no position to be computed: all are sent but the reply's last one."""
+        ids = [*(prompt or ()), *self._held, *tokens]
+        held = int(self._bank is not None or is_last)
+        self._held = ids[len(ids) - held :]
+        ids = ids[: len(ids) - held]
         tensors: dict[str, Array] = {"token_ids": np.array(ids, np.int64)}
         if self._bank is not None:
             tensors["x"] = self._bank.rows(ids)
