@@ -15,35 +15,15 @@ from typing import Any
 import pytest
 
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_stage.models.voice.tiny import write_tiny_checkpoint
-from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.peers.gateways import serve_gateway
 from support.peers.realtime_clients import hold_call
-from support.processes.forked_pipelines import fork_pipeline
+from support.processes.forked_pipelines import fork_calling_pipeline
 from support.processes.pipelines import RunningPipeline
 
 # `make full` only: the clients come from package registries.
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
 ENDS = {"completed", "incomplete", "cancelled"}
-CALLING = """
-apiVersion: omnipipeline.io/v1alpha1
-kind: OmniPipeline
-metadata: {name: calling}
-spec:
-  stages:
-  - name: llm
-    component: generic/llm
-    model: {uri: "file:///models/llm"}
-    outputs: [Text]
-    engineArgs: {dtype: float32, maxModelLen: 2048, kvCacheMemoryMib: 16, enforceEager: true, toolCallParser: hermes}
-    defaultSampling: {temperature: 1, maxTokens: 100}
-  - name: voice
-    component: voice/vits
-    model: {uri: "file:///models/voice"}
-    inputs: [{from: llm, mode: Stream}]
-    outputs: [Audio]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +37,8 @@ def hearing(stream_pipeline: RunningPipeline) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a gateway in front of a text model with a voice, which calls functions."""
-    folder = tmp_path_factory.mktemp("calling")
-    models = {
-        "llm": write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True),
-        "voice": write_tiny_checkpoint(folder / "voice"),
-    }
-    (folder / "pipeline.yaml").write_text(CALLING)
     with ExitStack() as stack:
-        running = stack.enter_context(fork_pipeline(folder / "pipeline.yaml", models, folder))
+        running = stack.enter_context(fork_calling_pipeline(tmp_path_factory.mktemp("calling"), max_tokens=100))
         yield stack.enter_context(serve_gateway(ServedPipeline("m", f"grpc://{running.endpoint}")))
 
 

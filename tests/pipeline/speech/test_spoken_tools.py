@@ -12,32 +12,12 @@ import pytest
 
 from omni_proto.client import OmniClient, Tool, user
 from omni_stage.models.voice.checkpoint import DEFAULT_VOICE
-from omni_stage.models.voice.tiny import write_tiny_checkpoint
-from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.peers.gateways import run_gateway
-from support.processes.forked_pipelines import fork_pipeline
+from support.processes.forked_pipelines import fork_calling_pipeline
 from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 
-PIPELINE = """
-apiVersion: omnipipeline.io/v1alpha1
-kind: OmniPipeline
-metadata: {name: spoken}
-spec:
-  stages:
-  - name: llm
-    component: generic/llm
-    model: {uri: "file:///models/llm"}
-    outputs: [Text]
-    engineArgs: {dtype: float32, maxModelLen: 1024, kvCacheMemoryMib: 16, enforceEager: true, toolCallParser: hermes}
-    defaultSampling: {temperature: 1, maxTokens: 400}
-  - name: voice
-    component: voice/vits
-    model: {uri: "file:///models/voice"}
-    inputs: [{from: llm, mode: Stream}]
-    outputs: [Audio]
-"""
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -56,13 +36,7 @@ ASKED: Any = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    folder = tmp_path_factory.mktemp("spoken-tools")
-    models = {
-        "llm": write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True),
-        "voice": write_tiny_checkpoint(folder / "voice"),
-    }
-    (folder / "pipeline.yaml").write_text(PIPELINE)
-    with fork_pipeline(folder / "pipeline.yaml", models, folder) as pipeline:
+    with fork_calling_pipeline(tmp_path_factory.mktemp("spoken-tools"), max_tokens=400) as pipeline:
         yield pipeline
 
 

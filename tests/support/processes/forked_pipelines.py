@@ -13,6 +13,8 @@ from omni_cli.local.pipeline import compile_local
 from omni_cli.local.ports import pick_ports
 from omni_proto.pipeline import load_pipeline, order_stages
 from omni_proto.stage_config import StageConfig
+from omni_stage.models.voice.tiny import write_tiny_checkpoint
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
 from support.processes.stage_processes import StageProcess
@@ -44,3 +46,33 @@ def fork_pipeline(file: Path, model_dir: Path | Mapping[str, Path], folder: Path
 def _patient(config: StageConfig) -> StageConfig:
     """Returns the configuration with time to decode the most expensive media on a machine that runs other tests too."""
     return config.model_copy(update={"timeouts": config.timeouts.model_copy(update={"prepare": PATIENCE_S})})
+
+
+_CALLING = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: calling}
+spec:
+  stages:
+  - name: llm
+    component: generic/llm
+    model: {uri: "file:///models/llm"}
+    outputs: [Text]
+    engineArgs: {dtype: float32, maxModelLen: 2048, kvCacheMemoryMib: 16, enforceEager: true, toolCallParser: hermes}
+    defaultSampling: {temperature: 1, maxTokens: %d}
+  - name: voice
+    component: voice/vits
+    model: {uri: "file:///models/voice"}
+    inputs: [{from: llm, mode: Stream}]
+    outputs: [Audio]
+"""
+
+
+@contextmanager
+def fork_calling_pipeline(folder: Path, max_tokens: int) -> Iterator[RunningPipeline]:
+    """Serves a text model that calls functions, and a voice. max_tokens: of requests that set none."""
+    text = write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True)
+    file = folder / "pipeline.yaml"
+    file.write_text(_CALLING % max_tokens)
+    with fork_pipeline(file, {"llm": text, "voice": write_tiny_checkpoint(folder / "voice")}, folder) as pipeline:
+        yield pipeline
