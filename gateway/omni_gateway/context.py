@@ -164,6 +164,8 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
     """Seconds of audio that stages have returned so far."""
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens of the answers that have ended, by kind; see answer.tokens_of."""
     paths: ClientPaths = NO_PATHS
     """The client's names of what the request to the entry stage is made of."""
     max_model_lens: Mapping[str, int] = field(default_factory=dict)

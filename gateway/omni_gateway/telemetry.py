@@ -137,14 +137,14 @@ class RequestSpan:
     def mark(self, what: str) -> None:
         """Add an event that happened now, e.g. "first audio"."""
 
-    def end(self, route: str, status: int, attributes: Mapping[str, str], *, error: str = "") -> None:
+    def end(self, route: str, status: int, attributes: Mapping[str, str | int], *, error: str = "") -> None:
         """End the span when the request ends. route: empty if no route has the request's path. error: code of the error
         that ended the answer after its status was sent; empty for none."""
 
 
 class OtlpSpan(RequestSpan):
     """A span that is sent to the collector. Its name and http.*, url.* and error.* attributes follow OpenTelemetry's
-    semantic conventions for HTTP servers."""
+    semantic conventions for HTTP servers, gen_ai.* those for generative AI."""
 
     def __init__(self, tracer: Any, request: Mapping[str, str], traceparent: str | None) -> None:
         from opentelemetry.trace import SpanKind
@@ -168,7 +168,7 @@ class OtlpSpan(RequestSpan):
         """See RequestSpan."""
         self._span.add_event(what)
 
-    def end(self, route: str, status: int, attributes: Mapping[str, str], *, error: str = "") -> None:
+    def end(self, route: str, status: int, attributes: Mapping[str, str | int], *, error: str = "") -> None:
         """See RequestSpan."""
         from opentelemetry.trace import Status, StatusCode
 

@@ -72,7 +72,9 @@ async def _follow(
                     call.audio_seconds += seconds
                     gateway.metrics.count_audio(call.model, call.key, seconds)
                 elif isinstance(event, Summary):
-                    gateway.metrics.count_tokens(call.model, call.key, tokens_of(event))
+                    used = tokens_of(event)
+                    gateway.metrics.count_tokens(call.model, call.key, used)
+                    call.tokens = {kind: call.tokens.get(kind, 0) + count for kind, count in used.items()}
                 if isinstance(event, AudioChunk | TextDelta):
                     kind = "audio" if isinstance(event, AudioChunk) else "text"
                     if kind not in call.first_seen:

@@ -84,6 +84,26 @@ class RefusedKeys:
             self._later(PERIOD_S, self._summarize)
 
 
+def describe_generation(route: str, call: Call) -> dict[str, str | int]:
+    """Returns what OpenTelemetry's conventions for generative AI say about a request that named a model.
+
+    Their list of operations has none for speech or transcription; generate_content is the one for several modalities.
+    """
+    if not call.model:
+        return {}
+    used, usage = call.tokens, dict[str, str | int]()
+    if used:
+        usage["gen_ai.usage.input_tokens"] = used["prompt"]
+        usage["gen_ai.usage.output_tokens"] = used["text"] + used["codec"]
+    return {
+        "gen_ai.operation.name": "chat" if route.endswith("/chat/completions") else "generate_content",
+        "gen_ai.provider.name": "omnipipeline",
+        "gen_ai.request.model": call.model,
+        "gen_ai.output.type": "speech" if call.audio_seconds else "text",
+        **usage,
+    }
+
+
 class Recorder:
     """Records the requests of one gateway. Use from one event loop."""
 
@@ -101,7 +121,11 @@ class Recorder:
         self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call.traceparent))
         if call.model:
             self._gateway.metrics.count_model_request(call.model, call.key, status)
-        facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
+        facts = {
+            "omnipipeline.request_id": call.id,
+            "omnipipeline.model": call.model,
+            **describe_generation(found, call),
+        }
         broken = call.error if status < BAD_STATUS else ""
         if broken:
             self._gateway.metrics.broken.labels(broken).inc()

@@ -15,6 +15,7 @@ from support.peers.otlp_collector import Collector, collecting
 from support.processes.polling import PATIENCE_S
 
 pytest.importorskip("opentelemetry.sdk")
+gen_ai_attributes = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLER = f"00-{TRACE}-{PARENT}-01"
@@ -31,7 +32,7 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
     with serve_entry() as (port, starts):
         with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
             headers = {"traceparent": CALLER, "x-request-id": "mine"}
-            assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=PATIENCE_S).is_success
+            answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=PATIENCE_S).json()
             assert (
                 httpx.post(f"{url}/v1/chat/completions", json={**asked, "model": "x"}, timeout=PATIENCE_S).status_code
                 == 404
@@ -50,6 +51,15 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
     assert (facts["http.request.method"], facts["url.scheme"]) == ("POST", "http")
     assert facts["url.path"] == facts["http.route"] == "/v1/chat/completions"
     assert (facts["omnipipeline.request_id"], facts["omnipipeline.model"]) == ("mine", "omni")
+    known = {name for key, name in vars(gen_ai_attributes).items() if key.startswith("GEN_AI_")}
+    generated = {name: value for name, value in facts.items() if name.startswith("gen_ai.")}
+    assert generated.keys() <= known, "OpenTelemetry's own list"
+    assert generated["gen_ai.operation.name"] == gen_ai_attributes.GenAiOperationNameValues.CHAT.value
+    assert generated["gen_ai.output.type"] == gen_ai_attributes.GenAiOutputTypeValues.SPEECH.value
+    assert generated["gen_ai.request.model"] == "omni"
+    used = answer["usage"]
+    assert generated["gen_ai.usage.input_tokens"] == used["prompt_tokens"]
+    assert generated["gen_ai.usage.output_tokens"] == used["completion_tokens"]
     assert [event.name for event in ours.events] == ["first text", "first audio"]
     assert missed.trace_id.hex() != TRACE
     # In the OpenMetrics format the latency histogram has exemplars, which name a trace.

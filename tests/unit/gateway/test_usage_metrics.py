@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omni_gateway import telemetry
 from omni_gateway.api.answer import tokens_of
+from omni_gateway.context import Budget, Call, Share
+from omni_gateway.guard.record import describe_generation
 from omni_gateway.http_server.server import ServerCertificate
 from omni_gateway.telemetry import GatewayMetrics
 from omni_proto.client import StageOutcome, Summary, Usage
@@ -51,6 +54,14 @@ def test_tokens_of_an_answer() -> None:
     )
     summary = Summary(stage="thinker", request_id="r", stages=stages, total_ns=1)
     assert tokens_of(summary) == {"prompt": 12, "text": 30, "codec": 200}
+
+
+def test_a_span_has_the_tokens_of_all_answers() -> None:
+    call = Call("r", Share(Budget(1)), Share(Budget(1)), model="omni", tokens={"prompt": 12, "text": 30, "codec": 200})
+    facts = describe_generation("/v1/audio/speech", call)
+    assert facts["gen_ai.operation.name"] == "generate_content"
+    assert (facts["gen_ai.usage.input_tokens"], facts["gen_ai.usage.output_tokens"]) == (12, 230)
+    assert not any(name.startswith("gen_ai.usage") for name in describe_generation("", replace(call, tokens={})))
 
 
 def test_the_date_of_the_certificate_is_known(tmp_path: Path) -> None:

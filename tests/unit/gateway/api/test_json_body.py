@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[str, str | None, str]] = {
     "items": (f'{CHAT}"stop":[{"1," * 9000}1]}}', "stop", "9001 items, at most 8192"),
     "short lists": (f'{CHAT}"functions":[{"[" * 60}{"[]," * 9000}1{"]" * 60}]}}', "functions" + "[0]" * 60, "items"),
     "depth": (f'{CHAT}"prediction":{nested(80)}}}', "prediction" + ".a" * 63, "more than 64"),
-    "far too deep": (f'{CHAT}"prediction":{"[" * 3000}', None, "nests more than 64"),
+    "far too deep": (f'{CHAT}"prediction":{"[" * 30_000}', None, "nests more than 64"),
     "a schema": (
         f'{CHAT}"response_format":{{"type":"json_schema","json_schema":{{"name":"x","schema":{nested(70)}}}}}}}',
         "response_format.json_schema.schema" + ".a" * 61,
