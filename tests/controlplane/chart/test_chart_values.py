@@ -64,6 +64,29 @@ def test_values_that_would_end_a_program_are_refused(helm: Helm, subtests: pytes
             assert says in helm.refusal_of(values)
 
 
+def stringified(values: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Returns the numbers and switches as `--set-string` gives them, and their paths."""
+    changed, paths = {}, []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            changed[key], below = stringified(value, f"{path}/{key}")
+            paths += below
+        elif isinstance(value, bool | int):
+            changed[key] = str(value).lower()
+            paths.append(f"{path}/{key}")
+    return changed, paths
+
+
+def test_a_number_or_switch_from_set_string_is_refused_by_its_path(helm: Helm) -> None:
+    """In a template "false" is true, and "2" is larger than 10."""
+    values, paths = stringified(DEFAULTS)
+    said = helm.refusal_of(values)
+    # The API server refuses wrong security contexts: the chart passes any of their fields.
+    ours = [path for path in paths if "ecurityContext" not in path]
+    assert len(ours) > 20
+    assert [path for path in ours if f"at '{path}': got string, want" not in said] == []
+
+
 def test_every_setting_of_the_gateway_is_known_to_the_chart() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = set(schema["properties"]["gateway"]["properties"]["settings"]["properties"])
