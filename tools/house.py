@@ -40,8 +40,8 @@ class File:
 
     @cached_property
     def lines(self) -> int:
-        """The lines as `wc -l` counts them. A link counts as none."""
-        return 0 if (ROOT / self.path).is_symlink() else self.text.count("\n")
+        """The lines as `wc -l` counts them. Links have none, nor have pictures and archives (by git's rule: a NUL)."""
+        return 0 if (ROOT / self.path).is_symlink() or "\0" in self.text[:8000] else self.text.count("\n")
 
     @cached_property
     def tree(self) -> ast.Module:
