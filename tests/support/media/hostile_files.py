@@ -174,15 +174,15 @@ def opus(seconds: int) -> bytes:
     return encode_audio("ogg", "libopus", np.zeros(seconds * 48_000, np.float32), 48_000)
 
 
-def timeless(data: bytes) -> bytes:
-    """Returns an Ogg file whose pages all say that they end after 1 s. Their checksums are right."""
+def timed(data: bytes, clock: Callable[[int], int]) -> bytes:
+    """Returns an Ogg file whose pages end at other samples of its clock. Their checksums are right."""
     result = bytearray(data)
     for page in re.finditer(b"OggS", data):
         start = page.start()
-        if int.from_bytes(data[start + 6 : start + 14], "little"):
+        if at := int.from_bytes(data[start + 6 : start + 14], "little"):
             segments = data[start + 26]
             end = start + 27 + segments + sum(data[start + 27 : start + 27 + segments])
-            result[start + 6 : start + 14] = struct.pack("<Q", 48_000)
+            result[start + 6 : start + 14] = struct.pack("<Q", clock(at))
             result[start + 22 : start + 26] = bytes(4)
             result[start + 22 : start + 26] = struct.pack("<I", _ogg_crc(result[start:end]))
     return bytes(result)
