@@ -45,12 +45,13 @@ def test_the_second_start_compiles_less(make_tiny_checkpoint: Callable[..., Path
         if has_volume:
             environment[COMPILE_CACHE_VARIABLE] = str(shared)
         began = time.monotonic()
-        process = StageProcess([config], folder, environment=environment).start()
-        took = time.monotonic() - began
-        # A stage that is ready saves what it compiled.
-        wait_until(lambda: any(shared.glob("*.tar")))
-        process.send(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        with StageProcess([config], folder, environment=environment) as process:
+            process.start()
+            took = time.monotonic() - began
+            # A stage that is ready saves what it compiled.
+            wait_until(lambda: any(shared.glob("*.tar")))
+            process.send(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
         logs.append(process.read_log())
         loaded = LOADED.search(logs[-1])
         sys.stdout.write(f"start {number}, volume {has_volume}: {took:.1f} s, load {loaded and loaded[1]} s\n")
