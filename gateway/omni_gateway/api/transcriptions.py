@@ -75,27 +75,26 @@ _TIMED: Final = ("srt", "vtt")
 _Form = TypeVar("_Form", TranscriptionRequest, TranslationRequest)
 
 
-def _describe(model: type[TranscriptionRequest | TranslationRequest], *kinds: str) -> dict[str, Any]:
+def _describe(model: type[TranscriptionRequest | TranslationRequest]) -> dict[str, Any]:
     return {
         "openapi_extra": {
             "requestBody": {"required": True, "content": {FORM_TYPE: {"schema": model.model_json_schema()}}}
         },
-        "responses": {200: {"content": {kind: {} for kind in ("application/json", "text/plain", *kinds)}}},
+        "responses": {200: {"content": {kind: {} for kind in ("application/json", "text/plain", "text/event-stream")}}},
         "response_class": Response,
     }
 
 
-@router.post(TRANSCRIPTIONS, **_describe(TranscriptionRequest, "text/event-stream"))
+@router.post(TRANSCRIPTIONS, **_describe(TranscriptionRequest))
 async def create_transcription(request: Request) -> Response:
     """Writes down the words that are spoken, in their own language."""
-    form = await read_form(request, TranscriptionRequest)
-    return await respond(request, form, Task(TRANSCRIPTIONS, "transcribe", form.language or "", bool(form.stream)))
+    return await respond(request, await read_form(request, TranscriptionRequest), TRANSCRIPTIONS, "transcribe")
 
 
 @router.post(TRANSLATIONS, **_describe(TranslationRequest))
 async def create_translation(request: Request) -> Response:
     """Writes down in English the words that are spoken in another language."""
-    return await respond(request, await read_form(request, TranslationRequest), Task(TRANSLATIONS, "translate"))
+    return await respond(request, await read_form(request, TranslationRequest), TRANSLATIONS, "translate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,9 @@ async def read_form(request: Request, model: type[_Form]) -> _Form:
     return cast("_Form", validate_body(values, model, ignored))
 
 
-async def respond(request: Request, form: TranscriptionRequest | TranslationRequest, task: Task) -> Response:
+async def respond(request: Request, form: TranscriptionRequest | TranslationRequest, route: str, name: str) -> Response:
     """Checks the request and returns its answer. Raises GatewayError."""
+    task = Task(route, name, form.language or "", bool(form.stream))
     gateway, call = gateway_of(request), call_of(request)
     check_unsupported(gateway, call, find_unsupported(form))
     call.model, pipeline = find_pipeline(pipelines_of(request), form.model)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from omni_gateway.openai.body import Body, Target, Unsupported, Without
+from omni_gateway.openai.body import Body, Sampled, Target, Unsupported, Without
 from omni_gateway.openai.chat_request import Seed, Voice
 
 _SPEED: Final = "speed must be 1.0: the models speak at one speed; change it when you play the audio"
@@ -81,7 +81,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class _AudioRequest(Body):
+class _AudioRequest(Sampled):
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
     file: bytes
@@ -95,10 +95,25 @@ class _AudioRequest(Body):
     """Default: 0."""
     seed: Seed | None = None
     """vLLM extension. -1, like no value, lets the stage choose."""
+    language: Annotated[Annotated[str, Field(pattern=_CODE)] | None, BeforeValidator(read_language)] = None
+    """The language that is spoken, in ISO 639-1, e.g. en. Default, and with auto: the model recognizes it."""
+    stream: bool | None = None
+    """Send the text while it is written, as server-sent events. Only with response_format json or text."""
+    stream_include_usage: Any = None
+    """vLLM extension; without effect, because the last event always has the usage."""
+    stream_continuous_usage_stats: Annotated[bool | None, Unsupported(Without.HINT, neutral=[False])] = None
+    """vLLM extension, a hint; without effect: the usage comes at the end."""
+    max_completion_tokens: Annotated[int | None, Unsupported(Without.HINT)] = None
+    """vLLM extension, a hint; without effect, because a transcript is complete or an error."""
+    hotwords: Annotated[str | None, Unsupported(Without.HINT)] = None
+    """vLLM extension, a hint; without effect. `prompt` may hold names that occur in the audio."""
 
 
 class TranslationRequest(_AudioRequest):
     """Audio, to be translated into English text."""
+
+    to_language: Annotated[str | None, Unsupported(Without.MEANING, neutral=["en"])] = None
+    """vLLM extension; only en."""
 
 
 Words = Annotated[list[Annotated[str, Field(max_length=256)]], BeforeValidator(_as_list), Field(max_length=64)]
@@ -107,10 +122,6 @@ Words = Annotated[list[Annotated[str, Field(max_length=256)]], BeforeValidator(_
 class TranscriptionRequest(_AudioRequest):
     """Audio, to be written down."""
 
-    language: Annotated[Annotated[str, Field(pattern=_CODE)] | None, BeforeValidator(read_language)] = None
-    """The language that is spoken, in ISO 639-1, e.g. en. Default, and with auto: the model recognizes it."""
-    stream: bool | None = None
-    """Send the text while it is written, as server-sent events. Only with response_format json or text."""
     timestamp_granularities: Annotated[
         Annotated[list[Literal["word", "segment"]], BeforeValidator(_as_list), Field(max_length=2)] | None,
         Unsupported(Without.MEANING, neutral=[["segment"]], why=_WORDS),

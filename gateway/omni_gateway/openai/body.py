@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 _KINDS: Final = {str: "<text>", list: "<list>", dict: "<object>"}
 """Tags of a union's branches. pydantic puts the tag into the path of a problem; no field has such a name."""
@@ -136,6 +136,25 @@ def find_unsupported(body: Body) -> Iterator[UnsupportedValue]:
         value = getattr(body, name)
         if value is not None and value not in mark.neutral:
             yield UnsupportedValue(name, mark.why or not_supported(name, *mark.neutral), mark.without)
+
+
+class Sampled(Body):
+    """Base of requests for text: how its tokens are chosen."""
+
+    top_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1), Target.SAMPLING] = None
+    """vLLM extension: sample only from this number of most likely tokens."""
+    min_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    """vLLM extension: minimum probability of a token, relative to the most likely token."""
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=10), Target.SAMPLING] = None
+    """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
+    n: Annotated[int | None, Unsupported(Without.MEANING, neutral=[1])] = None
+    """Only 1, like the next ones only vLLM's default."""
+    include_stop_str_in_output: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    use_beam_search: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
+    length_penalty: Annotated[float | None, Unsupported(Without.MEANING, neutral=[1.0])] = None
 
 
 def not_supported(name: str, *neutral: object) -> str:

@@ -17,6 +17,7 @@ from omni_gateway.openai.body import (
     TEXT,
     Body,
     CacheHints,
+    Sampled,
     Target,
     Text,
     Unsupported,
@@ -157,7 +158,7 @@ class ProcessorOptions(Body):
     """Whether the model also gets the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
-class ChatRequest(CacheHints):
+class ChatRequest(Sampled, CacheHints):
     """A chat completion."""
 
     model: str
@@ -173,9 +174,6 @@ class ChatRequest(CacheHints):
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1), Target.SAMPLING] = None
     """Older name of max_completion_tokens."""
     temperature: Annotated[float | None, Field(ge=0, le=2), Target.SAMPLING] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
     seed: Seed | None = None
     """-1, like null, lets each stage choose."""
     stop: Annotated[
@@ -201,12 +199,6 @@ class ChatRequest(CacheHints):
     response_format: ResponseFormat | None = None
     """Form of the text. Only for requests without the modality audio, and only for models that support it."""
 
-    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1), Target.SAMPLING] = None
-    """vLLM extension: sample only from this number of most likely tokens."""
-    min_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
-    """vLLM extension: minimum probability of a token, relative to the most likely token."""
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=10), Target.SAMPLING] = None
-    """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
     min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), Target.SAMPLING] = None
     """vLLM extension: minimum number of text tokens before the text may end."""
     stop_token_ids: Annotated[
@@ -232,6 +224,9 @@ class ChatRequest(CacheHints):
     """A label; without effect."""
     safety_identifier: Any = None
     """A label; without effect."""
+    request_id: Any = None
+    """Labels of vLLM, like session_id; without effect. The header x-request-id sets the id."""
+    session_id: Any = None
     metadata: Any = None
     """Labels; without effect, because nothing is stored."""
     prompt_cache_key: Any = None
@@ -248,10 +243,10 @@ class ChatRequest(CacheHints):
     """A hint; without effect."""
     prediction: Annotated[Any, Unsupported(Without.HINT)] = None
     """A hint; without effect, because it makes an answer only faster."""
+    stream_interval: Annotated[int | None, Unsupported(Without.HINT, neutral=[1])] = None
+    """vLLM extension, a hint; without effect, because chunks hold whatever is ready when the client reads."""
     store: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     """Only false."""
-    n: Annotated[int | None, Unsupported(Without.MEANING, neutral=[1])] = None
-    """Only 1."""
     logprobs: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     """Only false."""
     top_logprobs: Annotated[int | None, Unsupported(Without.MEANING, neutral=[0])] = None
@@ -271,14 +266,11 @@ class ChatRequest(CacheHints):
     skip_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
     """vLLM extension; only its default, like the next ones."""
     spaces_between_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
-    include_stop_str_in_output: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     add_generation_prompt: Annotated[bool | None, Unsupported(Without.NEED, neutral=[True])] = None
     continue_final_message: Annotated[bool | None, Unsupported(Without.NEED, neutral=[False])] = None
     add_special_tokens: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     echo: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     bad_words: Annotated[Any, Unsupported(Without.MEANING, neutral=[[]])] = None
-    use_beam_search: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
-    length_penalty: Annotated[float | None, Unsupported(Without.MEANING, neutral=[1.0])] = None
     best_of: Annotated[int | None, Unsupported(Without.MEANING, neutral=[1])] = None
     moderation: Annotated[Any, Unsupported(Without.NEED)] = None
     """Not supported."""

@@ -167,6 +167,22 @@ def test_a_translation_is_english(served: Served) -> None:
     assert served.entries["thinker"].starts[-1].chat.messages[0].parts[1].text == TASKS["translate"]
 
 
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+def test_what_vllm_s_clients_add_reaches_the_stage(served: Served, task: str) -> None:
+    """The fields of examples/online_serving/openai_transcription_client.py and of `vllm bench serve`."""
+    client = served.client.audio.transcriptions if task == "transcribe" else served.client.audio.translations
+    wanted = {"temperature": 0.5, "top_p": 0.75, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5}
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
+    extra = {**wanted, **penalties, "seed": 4419, "language": "de", "stream": "True", "stream_include_usage": "True"}
+    said: Any = client.with_raw_response.create(model="whisper", file=FILE, extra_body=extra)
+    events = [json.loads(line[6:]) for line in said.text.splitlines() if line]
+    assert (events[-1]["text"], events[-1]["usage"]["total_tokens"]) == (WORDS, 13)
+    start = served.entries["whisper"].starts[-1]
+    sampling = start.sampling["asr"]
+    assert {name: getattr(sampling, name) for name in (wanted | penalties)} == wanted | penalties
+    assert (start.seed, json.loads(start.chat.template_arguments)) == (4419, {"task": task, "language": "de"})
+
+
 def test_a_transcriber_gets_options_and_a_thinker_an_instruction(served: Served) -> None:
     for model in ("whisper", "thinker"):
         served.client.audio.transcriptions.create(model=model, file=FILE, language="de", prompt="Ulm")
@@ -219,7 +235,10 @@ VERDICTS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1.5}, "wrong"),
     ({"language": "the language of my mother"}, "wrong"),
     ({"language": "english"}, "wrong"),
-    ({"extra_body": {"hotwords": "Ada"}}, "unknown"),
+    *(({"extra_body": one}, "") for one in ({"stream_include_usage": True}, {"n": 1}, {"use_beam_search": False})),
+    *(({"extra_body": one}, "ignored") for one in ({"hotwords": "Ada"}, {"max_completion_tokens": 9})),
+    ({"extra_body": {"use_beam_search": True}}, "refused"),
+    ({"extra_body": {"vllm_xargs": "{}"}}, "unknown"),
 ]
 
 
