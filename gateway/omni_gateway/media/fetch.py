@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -140,6 +141,7 @@ class _Answer:
         self._param = param
         self.max_bytes = max_bytes
         self._hold = hold
+        self.parser = httptools.HttpResponseParser(self)
         self.body = bytearray()
         self.complete = False
         self._says_its_end = False
@@ -162,21 +164,26 @@ class _Answer:
         self.body += piece
 
     def on_message_complete(self) -> None:
-        self.complete = True
+        self.complete = self.parser.get_status_code() >= 200  # before the answer, there may be hints such as 103
 
     def too_large(self) -> TooLargeError:
         """Returns the error for a body above the limit."""
         return TooLargeError(f"{self._param} is larger than {self.max_bytes} bytes.", param=self._param)
 
 
+@cache
+def trusted() -> ssl.SSLContext:
+    """Returns the settings of all connections. Reading the system's CAs takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
 async def _get(parts: SplitResult, address: str, types: Sequence[str], answer: _Answer, param: str) -> bytes:
     host = parts.hostname or ""
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(not 33 <= ord(char) <= 126 for char in path + host):
-        raise InvalidMediaError(f"{param} must be percent-encoded.", param=param)
-    reader, writer = await asyncio.open_connection(
-        address, PORT, ssl=ssl.create_default_context(), server_hostname=host, limit=_READ
-    )
+        raise InvalidMediaError(f"{param} must be percent-encoded, and its host be in ASCII (xn--...).", param=param)
+    tls = await asyncio.to_thread(trusted)
+    reader, writer = await asyncio.open_connection(address, PORT, ssl=tls, server_hostname=host, limit=_READ)
     try:
         accepted = ", ".join(types)
         head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accepted}\r\n"
@@ -184,7 +191,6 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], answer: _
         head += "user-agent: omnipipeline-gateway\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
-        parser = httptools.HttpResponseParser(answer)
         seen = 0
         while not answer.complete:
             piece = await reader.read(_READ)
@@ -194,13 +200,11 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], answer: _
             if seen > answer.max_bytes + _MAX_HEADER_BYTES:
                 raise answer.too_large()
             try:
-                parser.feed_data(piece)
+                answer.parser.feed_data(piece)
             except httptools.HttpParserCallbackError as error:
                 raise error.__context__ if isinstance(error.__context__, GatewayError) else error from None
-        if parser.get_status_code() != 200:
-            raise InvalidMediaError(
-                f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param
-            )
+        if (status := answer.parser.get_status_code()) != 200:
+            raise InvalidMediaError(f"{param} answered {status}; redirects are not followed.", param=param)
         if answer.is_cut:
             raise InvalidMediaError(f"{param} ended before it was complete.", param=param)
         return bytes(answer.body)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ class Images:
         for name, content in (("ca", authority.certificate), ("crt", pair.certificate), ("key", pair.key)):
             (folder / name).write_bytes(content)
         monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca"))
+        monkeypatch.setattr(fetch, "trusted", cache(fetch.trusted.__wrapped__))
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(folder / "crt", folder / "key")
         self._monkeypatch = monkeypatch
@@ -84,8 +86,13 @@ def images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Images:
 
 @pytest.mark.parametrize(
     "given",
-    [answer(), answer(PIECE + b"0\r\n\r\n", "200 OK", CHUNKED), answer(BODY, "200 OK", "connection: close")],
-    ids=["with its length", "in chunks", "until the connection ends"],
+    [
+        answer(),
+        answer(PIECE + b"0\r\n\r\n", "200 OK", CHUNKED),
+        answer(BODY, "200 OK", "connection: close"),
+        answer(b"", "103 Early Hints", "link: </a.css>; rel=preload") + answer(),
+    ],
+    ids=["with its length", "in chunks", "until the connection ends", "after hints"],
 )
 async def test_an_image_is_fetched(images: Images, given: bytes) -> None:
     assert await images.fetch(given) == BODY
@@ -121,6 +128,12 @@ async def test_a_stalled_response_times_out(images: Images) -> None:
     """A fetch fails after max_seconds, even if the connection is still open."""
     with pytest.raises(InvalidMediaError, match="within"):
         await images.fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", max_seconds=0.5)
+
+
+async def test_the_trusted_cas_are_read_once(images: Images) -> None:
+    for _ in range(3):
+        await images.fetch(answer())
+    assert fetch.trusted.cache_info().misses == 1
 
 
 async def test_a_certificate_of_another_host_is_refused(images: Images) -> None:
