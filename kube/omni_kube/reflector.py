@@ -62,6 +62,8 @@ class Reflector:
         does not know the kind."""
         self.absent = False
         """Whether the API server does not know the kind (404): its CRD was deleted."""
+        self.failure: ApiError | None = None
+        """The error of the last list or watch; None once the API server answers again."""
 
     @property
     def name(self) -> str:
@@ -90,6 +92,7 @@ class Reflector:
                 version = None
             except ApiError as error:
                 failures += 1
+                self.failure = error
                 self.refused = isinstance(error, (ForbiddenError, NotFoundError))
                 self.absent = isinstance(error, NotFoundError)
                 if self.absent:
@@ -145,4 +148,5 @@ class Reflector:
 
     def _touch(self) -> None:
         self.refused = self.absent = False
+        self.failure = None
         self._last_seen = asyncio.get_running_loop().time()

@@ -94,7 +94,7 @@ class Controller:
         self._scaler = Scaler(settings, self._client, self._store, self._pipelines.scope_of, self._enqueue)
         self._reconciler.scale_notes = self._scaler.notes
         self._activators = Activators(settings.activator, self._enqueue_all)
-        self._reconciler.route_refusal = self._watches.describe_refusal
+        self._reconciler.refusal = self._watches.describe_refusal
         self._reconciler.pod_monitors = lambda: self._watches.has(POD_MONITORS)
         self._reconciler.activator = lambda: self._activators.current
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)

@@ -106,8 +106,8 @@ class Reconciler:
         self._lacking = LackingFields()
         self.scale_notes: Callable[[NamespacedName], ScaleNotes | None] = lambda key: None
         """Returns what scaling found out about a pipeline."""
-        self.route_refusal: Callable[[ObjectKind, str], str] = lambda kind, namespace: ""
-        """Returns why no route of a kind can be kept in a namespace; empty if one can."""
+        self.refusal: Callable[[ObjectKind, str], str] = lambda kind, namespace: ""
+        """Returns why no object of an optional kind can be kept in a namespace; empty if one can."""
         self.activator: Callable[[], Activator] = Activator
         """Returns where callers of a pipeline without pods are led."""
         self.pod_monitors: Callable[[], bool] = lambda: False
@@ -127,6 +127,7 @@ class Reconciler:
                 self._taken.discard(key)
                 self._tried_again.pop(key, None)
                 return Report("gone")
+            observed = replace(observed, can_scale=not self.refusal(STAGES, key.namespace))
             with log_subject(key.namespace, key.name, observed.generation):
                 step = await self._pass(key, observed, failures, is_last=number == MAX_PASSES)
             if (report := step.done) is not None:
@@ -244,7 +245,7 @@ class Reconciler:
 
     def _find_unwatched(self, pipeline: OmniPipeline, namespace: str) -> str:
         """Returns why the operator cannot keep the route that the pipeline asks for; empty if it can."""
-        refusals = (self.route_refusal(kind, namespace) for kind in route_kinds(pipeline.spec.entry.route))
+        refusals = (self.refusal(kind, namespace) for kind in route_kinds(pipeline.spec.entry.route))
         return next((refusal for refusal in refusals if refusal), "")
 
     def _build_settings(self) -> BuildSettings:

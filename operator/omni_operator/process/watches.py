@@ -18,7 +18,7 @@ from omni_kube.errors import ApiError, ForbiddenError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
-from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.kinds import PIPELINE_KIND, PIPELINES, STAGES, WATCHED_KINDS
 from omni_operator.process.kopf import PipelineWatch
 from omni_proto.pod_contract import PIPELINE_LABEL
 
@@ -70,23 +70,20 @@ class Watches:
         """Returns whether decisions about a namespace may rely on the store.
 
         They may once the first lists of all watches of the namespace's scope are complete, and while the API server
-        refuses none of these watches. Refused watches of optional kinds do not matter.
+        refuses none of these watches. Watches of optional kinds do not matter if they are refused or cannot be listed.
         """
         scope = self._pipelines.scope_of(namespace)
-        return all(
-            reflector.kind.optional if reflector.refused else reflector.synced.is_set()
-            for reflector in self._reflectors
-            if reflector.namespace == scope
-        )
+        return not any(_holds_up(reflector) for reflector in self._reflectors if reflector.namespace == scope)
 
     def unsynced(self) -> list[str]:
         """Returns the names of the watches whose first list is not complete.
 
-        Once some scope is current, watches that the API server refuses are left out: they may never be complete.
+        Once some scope is current, watches that may never be complete are left out: refused ones, and optional ones that
+        fail.
         """
         skip = self._any_current()
         waiting = [reflector for reflector in self._reflectors if not reflector.synced.is_set()]
-        return [reflector.name for reflector in waiting if not (skip and reflector.refused)]
+        return [one.name for one in waiting if not (skip and (one.refused or not _holds_up(one)))]
 
     def _any_current(self) -> bool:
         return any(self.is_current(scope) for scope in self._scopes)
@@ -105,11 +102,16 @@ class Watches:
                 f"the operator may not list and watch {kind.plural}.{kind.group}: give it the Role of its version "
                 "(the chart's, or manifests/rbac)"
             )
+        if _fails(reflector):
+            return (
+                f"the API server cannot list {kind.plural}.{kind.group} ({reflector.failure}): mend what serves them, "
+                "which kubectl get apiservices,crd names"
+            )
         return ""
 
     def has(self, kind: ObjectKind) -> bool:
         """Returns whether the cluster has an optional kind, as far as the operator knows."""
-        return any(reflector.kind == kind and not reflector.absent for reflector in self._reflectors)
+        return any(one.kind == kind and not (one.absent or _fails(one)) for one in self._reflectors)
 
     async def discover_optional(self, *skip: ObjectKind) -> None:
         """Watch optional kinds that the cluster has and that are not watched yet, except `skip`."""
@@ -197,3 +199,16 @@ class Watches:
             )
             self._reflectors.append(reflector)
             self._spawn(reflector.run())
+
+
+def _fails(reflector: Reflector) -> bool:
+    """Returns whether no list of a kind was complete yet, and the last one failed: an aggregated API has no server."""
+    return reflector.failure is not None and not reflector.synced.is_set()
+
+
+def _holds_up(reflector: Reflector) -> bool:
+    """Returns whether decisions must wait for a watch. Those of OmniStages: without their numbers, pods would start."""
+    if reflector.refused:
+        return not reflector.kind.optional
+    spared = reflector.kind.optional and reflector.kind != STAGES and _fails(reflector)
+    return not (reflector.synced.is_set() or spared)

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from omni_kube.objects import find_condition
 from omni_operator.names import scale_target_name
+from omni_operator.reasons import Reason
 from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
 from omni_proto.pipeline import OmniPipeline, Stage, order_stages
@@ -100,8 +102,12 @@ def _ask(stage: Stage, held: Mapping[str, int]) -> int:
 
 def read_held(observed: Observed, serving: LiveSet | None) -> dict[str, int]:
     """Returns the numbers of pods that stages with scaling have: those in the OmniStages, else those of the set that
-    serves."""
-    live = {} if serving is None else {name: stage.replicas for name, stage in serving.stages.items() if stage.replicas}
+    serves. Its zeros count only if the pipeline sleeps, which no deleted OmniStage may end. Without OmniStages nothing
+    could wake it."""
+    ready = find_condition(observed.pipeline, "Ready") or {}
+    sleeps = ready.get("reason") == Reason.SLEEPING and observed.can_scale
+    stages = {} if serving is None else serving.stages
+    live = {name: stage.replicas for name, stage in stages.items() if stage.replicas or sleeps}
     return live | {
         key.name.removeprefix(scale_target_name(observed.name, "")): int(child["spec"]["replicas"])
         for key, child in observed.children.items()

@@ -33,6 +33,8 @@ class Observed:
     Service without a ready endpoint has 0 or is absent."""
     activations: Sequence[Manifest] = ()
     """The operator's own EndpointSlices, by which the Service leads to the gateway; see rollout/activation.py."""
+    can_scale: bool = True
+    """Whether the operator can keep OmniStages: the cluster has them, and the operator's Role too."""
 
     @property
     def uid(self) -> str:

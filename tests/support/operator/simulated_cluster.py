@@ -39,6 +39,8 @@ class SimulatedCluster(SimulatedWorkloads):
     """Called after the status was computed, and written if it differs."""
     refused: set[str] = field(default_factory=set)
     """Kinds whose writes the API server refuses."""
+    can_scale: bool = True
+    """Whether the cluster has OmniStages."""
 
     def observe(self) -> Observed:
         """Returns what the operator sees: the parts of the objects that its store keeps.
@@ -55,6 +57,7 @@ class SimulatedCluster(SimulatedWorkloads):
             pods=[slim_seen(pod) for pod in self.pods.values()],
             replica_sets=[slim_seen(replica_set) for replica_set in self.replica_sets.values()],
             endpoints=self.endpoints(),
+            can_scale=self.can_scale,
         )
 
     def decide(self, settings: BuildSettings = BuildSettings()) -> Decision | None:  # noqa: B008 - frozen

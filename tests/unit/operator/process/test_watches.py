@@ -14,6 +14,7 @@ from kubernetes.aio.client import Configuration
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
 from omni_kube.api.transport import ApiConnection, Transport
+from omni_kube.objects import ObjectKind
 from omni_operator.kinds import INGRESSES, PIPELINE_KIND, PIPELINES, POD_MONITORS, STAGES, WATCHED_KINDS
 from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
@@ -31,15 +32,15 @@ class Server:
 
     def __init__(self) -> None:
         self.refuses: Refuses = lambda namespace, plural: False
-        self.unknown: set[str] = set()
-        """Plurals that the server does not know any more."""
+        self.errors: dict[str, int] = {}
+        """The error codes of plurals that the server cannot list."""
         self.items: list[dict[str, Any]] = []
 
     async def list(self, request: web.Request) -> web.StreamResponse:
         if self.refuses(request.match_info["namespace"], request.match_info["plural"]):
             return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
-        if request.match_info["plural"] in self.unknown:
-            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
+        if code := self.errors.get(request.match_info["plural"]):
+            return web.json_response({"kind": "Status", "code": code}, status=code)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -130,13 +131,39 @@ async def test_an_optional_kind_may_be_uninstalled(server: Started) -> None:
     api, watches, _ = server
     await watches.start()
     await watches.discover_optional()
-    api.unknown = {POD_MONITORS.plural, INGRESSES.plural}
+    api.errors = {POD_MONITORS.plural: 404, INGRESSES.plural: 404}
     await until(lambda: not watches.has(POD_MONITORS) and not watches.has(INGRESSES) and watches.has(STAGES))
     await until(lambda: watches.is_current("kept") and watches.is_current("gone") and not watches.unsynced())
     assert "the cluster has no ingresses of networking.k8s.io/v1" in watches.describe_refusal(INGRESSES, "kept")
     assert not any(name.startswith((POD_MONITORS.kind, "Ingress")) for name in watches.ages(refused=False))
-    api.unknown = set()
+    api.errors = {}
     await until(lambda: watches.has(POD_MONITORS) and watches.describe_refusal(INGRESSES, "kept") == "")
+
+
+@pytest.mark.parametrize("code", [500, 502, 503, 504])
+async def test_an_optional_kind_that_nothing_serves_holds_up_nothing(server: Started, code: int) -> None:
+    """An APIService whose server is gone stays in the discovery, and each list fails."""
+    api, watches, _ = server
+    api.errors = dict.fromkeys([POD_MONITORS.plural, INGRESSES.plural], code)
+    await watches.start()
+    await watches.discover_optional()
+    await until(lambda: watches.is_current("kept") and watches.is_current("gone") and not watches.unsynced())
+    assert not watches.has(POD_MONITORS)
+    assert "cannot list ingresses.networking.k8s.io" in watches.describe_refusal(INGRESSES, "kept")
+    api.errors = {}
+    await until(lambda: watches.has(POD_MONITORS) and watches.describe_refusal(INGRESSES, "kept") == "")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WATCHED_KINDS if kind == STAGES or not kind.optional])
+async def test_decisions_wait_for_the_kinds_that_they_rest_upon(server: Started, kind: ObjectKind) -> None:
+    api, watches, _ = server
+    api.errors = {kind.plural: 503}
+    await watches.start()
+    await watches.discover_optional()
+    await until(lambda: {name.partition("/")[0] for name in watches.unsynced()} == {kind.kind})
+    assert not watches.is_current("kept")
+    api.errors = {}
+    await until(lambda: watches.is_current("kept") and watches.is_current("gone"))
 
 
 async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:

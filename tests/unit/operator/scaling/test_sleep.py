@@ -16,6 +16,7 @@ from omni_operator.rollout.replicas import Fate, ask_replicas, decide_replicas
 from omni_operator.scaling.idle import idle_seconds, is_idle
 from omni_operator.scaling.readings import Reading
 from omni_operator.state.live import LiveSet, LiveStage
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 from support.operator.operator_pipelines import make_pipeline, make_stages
 from support.operator.rollout_machine import MACHINE_SETTINGS
 from support.operator.rollout_scenarios import make_cluster, reasons, replicas_of, settled, step, told
@@ -197,6 +198,23 @@ def test_a_new_revision_while_it_sleeps_starts_no_pod() -> None:
     cluster.scale(ENTRY, 1)
     cluster.settle()
     assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+
+@each_row("can_scale", [True, False], ids=["made again", "their kind is gone"])
+@each_row("lost", [NAMES[:1], NAMES[1:], NAMES], ids=["the entry's", "those below", "all"])
+def test_no_deleted_scale_target_wakes_it_while_one_can_be_made(can_scale: bool, lost: list[str]) -> None:
+    cluster = sleeping()
+    cluster.can_scale = can_scale
+    for name in lost:
+        cluster.delete(ChildKey(STAGE_KIND, f"demo-{name}"))
+    pods: list[int] = []
+    cluster.after_report.append(lambda: pods.append(len(cluster.pods)))
+    cluster.settle()
+    if can_scale or NAMES[0] not in lost:
+        assert (max(pods), reasons(cluster)[0]) == (0, "Sleeping")
+        cluster.scale(ENTRY, 1)
+        cluster.settle()
+    assert reasons(cluster)[0] == "AllStagesReady"
 
 
 @pytest.mark.parametrize("edit", [{"suspend": True}, {"stages": make_stages()}], ids=["suspend", "fixed replicas"])
