@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import ssl
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from omni_proto.rpc.options import Options, channel_options
 PLAINTEXT_SCHEME: Final = "grpc://"
 TLS_SCHEME: Final = "grpcs://"
 
-_HOST_AND_PORT: Final = re.compile(r"(?:dns:(?:///)?)?(?!unix|ipv[46]|vsock)(?:\[[^\]]*\]|[^:/,\[\]]+):([^:/,]*)")
-"""Targets of one host, not those of gRPC's other resolvers."""
+_OTHER_RESOLVERS: Final = re.compile(r"(unix|unix-abstract|vsock|ipv[46]|xds|google-c2p):.|dns://[^/]+/.")
+"""How targets begin that are not HOST:PORT."""
+_HOST_AND_PORT: Final = re.compile(r"(?:dns:(?:///)?)?(?:\[(?P<ip>.*)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
 
 _HINTS: Final = (
     ("certificate has expired", "the server's certificate has expired: its Secret must be renewed"),
@@ -88,6 +90,21 @@ class ChannelArguments:
     options: Options
 
 
+def _is_target(address: str) -> bool:
+    """Returns whether gRPC can connect to it. gRPC itself takes a larger port modulo 65,536, and calls what is no
+    address unavailable."""
+    if _OTHER_RESOLVERS.match(address):
+        return " " not in address
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None or found["ip"] is not None:
+        # IPv6 may lack brackets, and the port with them.
+        try:
+            ipaddress.IPv6Address(address if found is None else found["ip"])
+        except ValueError:
+            return False
+    return found is None or found["port"] is None or 0 < int(found["port"]) < 1 << 16
+
+
 def plan_connection(
     target: str,
     *,
@@ -105,9 +122,7 @@ def plan_connection(
     plain = target.startswith(PLAINTEXT_SCHEME)
     secure = target.startswith(TLS_SCHEME)
     address = target.removeprefix(PLAINTEXT_SCHEME if plain else TLS_SCHEME)
-    found = _HOST_AND_PORT.fullmatch(address)
-    # gRPC takes a larger port modulo 65,536.
-    if " " in address or (found and not (found[1].isdecimal() and 0 < int(found[1]) < 1 << 16)):
+    if not _is_target(address):
         raise ArgumentError(f"{target} is not HOST:PORT, with a port from 1 to 65535")
     used = channel_options() if options is None else options
     if credentials is not None and tls is not None:

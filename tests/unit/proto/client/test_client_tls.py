@@ -101,7 +101,11 @@ def test_targets(target: str, arguments: dict[str, Any], address: str, is_tls: b
 
 
 @pytest.mark.parametrize(
-    "target", ["a:65536", "grpcs://a:0", "a:x", "a:", "dns:///a:99999", "[::1]:-1", "a b:1", "a b"]
+    "target",
+    [
+        *("a:65536", "grpcs://a:0", "a:x", "a:", "dns:///a:99999", "[::1]:-1", "a b:1", "a b", "", "grpc://", ":1"),
+        *("::::", "[::1", "[a]:1", "[]:1", "::1::2", "a/b:1", "a:1/path", "me@a:1", "a:1,b:1", "a:\u0661", "unix:"),
+    ],
 )
 def test_a_wrong_address_is_refused(target: str) -> None:
     """gRPC connects to port 34463 for 99999, and calls the others unavailable."""
@@ -110,7 +114,11 @@ def test_a_wrong_address_is_refused(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["a:65535", "dns:///a:1", "[::1]:1", "a", "unix:/tmp/a:b", "ipv4:127.0.0.1:1,127.0.0.2:2"]
+    "target",
+    [
+        *("a:65535", "dns:///a:1", "dns:a.b", "[::1]:1", "[::1]", "::1", "fe80::1%eth0", "a", "a_b.c-d:1", "ä:1"),
+        *("unix:/tmp/a:b", "ipv4:127.0.0.1:1,127.0.0.2:2", "dns://10.0.0.1:53/a:1", "xds:///a"),
+    ],
 )
 def test_addresses_in_grpc_s_forms(target: str) -> None:
     assert plan_connection(target).target == target
