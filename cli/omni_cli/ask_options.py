@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.checks import OutputFormat, fail, print_as
+from omni_cli.checks import OutputFormat, fail, print_as, require_plots, require_writable
 from omni_cli.generate_options import ModalityOption
 from omni_cli.target_options import (
     Ca,
@@ -136,13 +136,17 @@ def bench(
       omnipipe bench --endpoint 127.0.0.1:50051 --concurrency 16 -o json
       omnipipe bench --endpoint 127.0.0.1:50051 --plot run.png --aiperf run
     """
-    from omni_cli.commands.bench import format_summary, list_waits, run_bench, write_json_lines, write_run
+    from omni_cli.commands.bench import PROFILE, format_summary, list_waits, run_bench, write_json_lines, write_run
     from omni_proto.client import ArgumentError, GenerateArguments, OmniClient, OmniRequestError
 
     if plot is not None:
-        if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise fail(f"--plot {plot}: the name must end with .png, .svg or .pdf")
-        from omni_cli.plots import draw_waits  # Here, because a run whose picture cannot be drawn is lost.
+        require_plots("--plot", plot)
+    if aiperf is not None:
+        try:
+            aiperf.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise fail(f"cannot write {aiperf}: {error.strerror}") from error
+    require_writable(json_file, plot, aiperf and aiperf / PROFILE)
     target = PipelineTarget(endpoint, pipeline, namespace, kubeconfig, context, tls, ca, cert, key, server_name)
     arguments: GenerateArguments = {
         "text": text,
@@ -170,6 +174,8 @@ def bench(
         if aiperf is not None:
             write_run(outcomes, aiperf, concurrency=concurrency, begun_ns=begun_ns)
         if plot is not None:
+            from omni_cli.plots import draw_waits
+
             draw_waits(list_waits(outcomes), [one.start_s for one in outcomes if one.error], plot)
     except OSError as error:
         raise fail(f"cannot write {error.filename}: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,32 @@ def print_as(output: Literal["json", "yaml"], value: Any) -> None:
     import yaml
 
     print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+
+
+def require_writable(*paths: Path | None) -> None:
+    """If a file could not be written when the work is done, print why, and exit with code 1."""
+    for path in paths:
+        if path is None:
+            continue
+        problem = ""
+        try:
+            if path.is_dir():
+                problem = "it is a folder"
+            elif not path.parent.is_dir():
+                problem = f"there is no folder {path.parent}; make it first"
+            elif not os.access(path if path.exists() else path.parent, os.W_OK):
+                problem = "permission denied"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem:
+            raise fail(f"cannot write {path}: {problem}")
+
+
+def require_plots(option: str, path: Path) -> None:
+    """If no picture can be drawn into a file, print why, and exit with code 1. Raises ModuleNotFoundError."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise fail(f"{option} {path}: the name must end with .png, .svg or .pdf")
+    import omni_cli.plots  # noqa: F401 - a run whose picture cannot be drawn is lost
 
 
 def require_engine() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.checks import OutputFormat, fail, print_as
+from omni_cli.checks import OutputFormat, fail, print_as, require_writable
 from omni_cli.target_options import Context, Kubeconfig, Namespace
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -246,6 +246,9 @@ def init(
     def prompt(question: str, default: str) -> str:
         return str(typer.prompt(question, default=default, err=True))
 
+    if out is not None and out.exists():
+        raise fail(f"cannot write {out}: it exists; remove it, or give another file")
+    require_writable(out)
     try:
         if model is None:
             model, gpus = ask(prompt, lambda line: typer.echo(line, err=True))

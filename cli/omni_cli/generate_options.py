@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.checks import fail
+from omni_cli.checks import fail, require_plots, require_writable
 from omni_cli.target_options import (
     Ca,
     Cert,
@@ -138,6 +138,9 @@ def generate(
         raise typer.BadParameter("--use-audio-in-video needs --video")
     if out and modality and ModalityOption.AUDIO not in modality:
         raise typer.BadParameter("--out needs --modality audio")
+    if timeline is not None:
+        require_plots("--timeline", timeline)
+    require_writable(out, timeline, trace, json_file)
     try:
         arguments: GenerateArguments = {
             "sampling": parse_sampling(sampling or []),

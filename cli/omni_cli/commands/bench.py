@@ -245,11 +245,12 @@ def write_run(outcomes: Sequence[Outcome], folder: Path, *, concurrency: int, be
         "start_time": datetime.fromtimestamp(begun_ns / 1e9, UTC).isoformat(),
         "end_time": datetime.fromtimestamp(end_s, UTC).isoformat(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "profile_export.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / PROFILE).write_text("".join(lines), encoding="utf-8")
     (folder / "profile_export_aiperf.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
 
 
+PROFILE: Final = "profile_export.jsonl"
+"""AIPerf's name of the file with a line for each request."""
 _METRICS: Final = {
     "request_latency": "ms",
     "time_to_first_token": "ms",

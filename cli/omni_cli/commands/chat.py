@@ -6,6 +6,7 @@ Answers are played where there is a player.
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import signal
 import subprocess
@@ -258,6 +259,9 @@ def _show(text: str) -> None:
 def prompt_lines() -> Iterable[str]:
     """Yields lines of the terminal, with a prompt, editing and history where readline is there; or those of a pipe."""
     if not sys.stdin.isatty():
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # A line that is not UTF-8 is refused like any other wrong text, and the next ones are sent.
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         yield from sys.stdin
         return
     with contextlib.suppress(ImportError):

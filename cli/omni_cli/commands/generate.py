@@ -310,12 +310,15 @@ def _describe_error(error: OmniRequestError) -> str:
 
 
 def _read_text(path: Path) -> str:
+    is_stdin = str(path) == "-"
+    if is_stdin and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if is_stdin else path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputFileError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputFileError(f"cannot read {path}: it is not UTF-8 text") from error
+        raise InputFileError(f"cannot read {'stdin' if is_stdin else path}: it is not UTF-8 text") from error
 
 
 def read_media(path: Path, read: Callable[[Path], MediaPart]) -> MediaPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ _COMMANDS: Final = """#   omnipipe validate {name}.yaml
 #   kubectl apply -f {name}.yaml
 #   omnipipe status {name} --watch
 """
+_PLAIN: Final = re.compile(r"[A-Za-z][\w./:@+-]*[\w]|[A-Za-z]")
+_WORDS: Final = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+"""Names that YAML reads as something else."""
 _HEAD: Final = re.compile(r"\A(#.*\n)+")
 
 
@@ -80,19 +84,24 @@ def write_pipeline(choice: SampleChoice, name: str, image: str | None) -> str:
 
     image: of the stages; None: the operator's default image, which is built for GPUs.
     """
-    text = _NAME.sub(rf"\g<key>{name}", _read_sample(choice.sample), count=1)
+    text = _NAME.sub(lambda match: f"{match['key']}{_scalar(name)}", _read_sample(choice.sample), count=1)
     if choice.sample == ANY_TEXT_MODEL:
         uri = choice.model if "://" in choice.model else f"{HF}{choice.model}"
-        text = _URI.sub(lambda match: f"{match['key']}{uri}", text, count=1)
+        text = _URI.sub(lambda match: f"{match['key']}{_scalar(uri)}", text, count=1)
         text = _set_gpus(text, choice.gpus)
     text = _HEAD.sub(lambda match: _without_commands(match[0]) + _COMMANDS.format(name=name), text)
     if image:
-        text = text.replace("spec:\n", f"spec:\n  defaults: {{image: {image}}}\n", 1)
+        text = text.replace("spec:\n", f"spec:\n  defaults: {{image: {_scalar(image)}}}\n", 1)
     try:
-        parse_checked(text, source=name)
+        parse_checked(text, source=name or "NAME")
     except PipelineError as error:
         raise InitError(str(error)) from error
     return text
+
+
+def _scalar(text: str) -> str:
+    """Returns a text as YAML reads it back: in quotes, unless it is a plain word or path."""
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text, ensure_ascii=False)
 
 
 def _read_sample(name: str) -> str:

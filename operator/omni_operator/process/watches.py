@@ -78,8 +78,8 @@ class Watches:
     def unsynced(self) -> list[str]:
         """Returns the names of the watches whose first list is not complete.
 
-        Once some scope is current, watches that may never be complete are left out: refused ones, and optional ones that
-        fail.
+        Once some scope is current, watches that may never be complete are left out: refused ones, and optional ones
+        that fail.
         """
         skip = self._any_current()
         waiting = [reflector for reflector in self._reflectors if not reflector.synced.is_set()]

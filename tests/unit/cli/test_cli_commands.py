@@ -5,6 +5,7 @@ tests/processes/cli/test_cli_supervisor.py and tests/pipeline test the commands 
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_cli.commands import demo
+from omni_cli.commands.chat import prompt_lines
 from omni_cli.commands.generate import InputFileError, read_prompt
 from omni_cli.commands.tiny_model import MARKER
 from omni_cli.main import app
@@ -193,6 +195,15 @@ BAD_GENERATE = {
     "no array": (("--prompt-embeds", __file__), 1, "it is not a .npy file of numbers"),
     "priority": (("--text", "a", "--priority", "1001"), 2, "'--priority'"),
     "raw with media": (("--text", "a", "--raw", "--audio", __file__), 2, "--raw takes no --system and no media"),
+    "no folder": (
+        ("--text", "a", "--out", "/absent/a.wav"),
+        1,
+        "cannot write /absent/a.wav: there is no folder /absent",
+    ),
+    "a folder": (("--text", "a", "--json", "/dev"), 1, "cannot write /dev: it is a folder"),
+    "a folder that is a file": (("--text", "a", "--trace", "/dev/null/a"), 1, "there is no folder /dev/null"),
+    "a long name": (("--text", "a", "--out", "a" * 300), 1, "File name too long"),
+    "no picture": (("--text", "a", "--timeline", "a.doc"), 1, "the name must end with .png, .svg or .pdf"),
     "wav without sound": (("--text", "a", "--modality", "text", "--out", "x.wav"), 2, "--out needs --modality audio"),
 }
 
@@ -209,6 +220,16 @@ def test_an_array_file_cannot_run_code(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([print], dtype=object), allow_pickle=True)
     with pytest.raises(InputFileError, match=r"is not a \.npy file of numbers"):
         read_prompt(embeds=tmp_path / "objects.npy")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_pipe_that_is_not_utf_8(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Python makes of it, which depends on the locale: a prompt is refused, and a chat reads on."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8", errors=errors))
+    with pytest.raises(InputFileError, match="cannot read stdin: it is not UTF-8 text"):
+        read_prompt(file=Path("-"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), encoding="utf-8", errors=errors))
+    assert list(prompt_lines()) == ["a\n", "\udcff\n", "b\n"]
 
 
 @pytest.mark.parametrize("case", BAD_GENERATE, ids=lambda name: name.replace(" ", "-"))

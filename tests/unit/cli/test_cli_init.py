@@ -43,13 +43,27 @@ def test_any_text_model_and_any_number_of_gpus() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["null", "true", "yes", "y", "e1", "x"])
+def test_names_that_yaml_reads_otherwise(name: str) -> None:
+    status, text, said = init(name, "--model", "a/b")
+    assert (status, said) == (0, "")
+    assert yaml.safe_load(text)["metadata"]["name"] == name
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--model", "Qwen/Qwen2.5-Omni-7B", "--gpus", "2"), "has a sample for 1 or 3 GPUs, not for 2"),
         (("My_Omni", "--model", "a/b"), "metadata.name"),
+        (("", "--model", "a/b"), "metadata.name: must not be empty"),
+        (("x: {}", "--model", "a/b"), "metadata.name: must be lower-case"),
+        (("--model", ""), "spec.model.uri"),
         (("--model", "a b/c"), "spec.model.uri"),
-        (("--model", "a/b", "--image", "no image"), "spec.defaults.image"),
+        (("--model", "a/b # c"), "spec.model.uri"),
+        (("--model", "a/b", "--image", "no image"), "spec.defaults.image: must be the name of an image"),
+        (("--model", "a/b", "--image", "a}, b: {c"), "spec.defaults.image: must be the name of an image"),
+        (("--out", "/absent/omni.yaml"), "cannot write /absent/omni.yaml: there is no folder /absent"),
+        (("--out", "/dev/null"), "cannot write /dev/null: it exists"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(arguments: tuple[str, ...], says: str) -> None:
