@@ -104,7 +104,7 @@ class Watches:
             )
         if _fails(reflector):
             return (
-                f"the API server cannot list {kind.plural}.{kind.group} ({reflector.failure}): mend what serves them, "
+                f"the API server cannot list {kind.plural}.{kind.group} ({reflector.failure}): fix what serves them, "
                 "which kubectl get apiservices,crd names"
             )
         return ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any, Final
 
 import jsonschema
@@ -14,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from omni_proto.pipeline.components import built_in_components
 from omni_proto.pipeline.problems import FieldPath
 from omni_proto.pipeline.types.forms import FORMS
+from omni_proto.pipeline.types.kubernetes import QUANTITY_PATTERN
 from omni_proto.stage_config import COMPONENT_PATTERN
 
 _TYPE_WORDS: Final = {
@@ -122,7 +125,8 @@ def _wrong_type(expected: str | list[str], value: Any) -> str:
 
 def _wrong_pattern(pattern: str, value: Any) -> str:
     words = FORMS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
-    near = _component_near(value) if words == FORMS[COMPONENT_PATTERN] else ""
+    near_of = {FORMS[COMPONENT_PATTERN]: _component_near, FORMS[QUANTITY_PATTERN]: _quantity_near}.get(words)
+    near = near_of(value) if near_of else ""
     return f"must be {words}, found {_show(value)}" + (f"; did you mean {near}?" if near else "")
 
 
@@ -130,6 +134,19 @@ def _component_near(value: str) -> str:
     """Returns the built-in component that was probably meant; empty if none is near."""
     meant = re.sub(r"[^a-z0-9/]+", "_", value[:256].lower())
     return next(iter(difflib.get_close_matches(meant, list(built_in_components()), n=1)), "")
+
+
+def _quantity_near(value: str) -> str:
+    """Returns the quantity that was probably meant; empty if none is near."""
+    found = re.fullmatch(r"\+?(\d{0,15})([.,]\d{1,9})? ?(?:e\+?(\d)|([kmgtp]i?)b?)?", value[:32].lower(), re.ASCII)
+    if found is None or not (found[1] or found[2]):
+        return ""
+    number = f"{found[1] or 0}{(found[2] or '').replace(',', '.')}"
+    if found[3]:
+        return f"{Decimal(number).scaleb(int(found[3])).normalize():f}"
+    unit = found[4] or ""
+    # A lower-case m alone is a thousandth, and k is never written K.
+    return number + (unit if unit == "k" or value.endswith("m") else unit.capitalize())
 
 
 def _not_a_choice(choices: list[Any], value: Any) -> str:
@@ -143,7 +160,8 @@ def _not_a_choice(choices: list[Any], value: Any) -> str:
 
 
 def _no_quantity(choices: list[Any], value: Any) -> str:
-    remedy = f"; put quotes around {_show(value)}" if isinstance(value, float) else ""
+    number = f"{Decimal(str(value)):f}" if isinstance(value, float) and math.isfinite(value) else ""
+    remedy = f"; put quotes around {number}" if number else ""
     return f"must be a whole number or text, found {_show(value)}{remedy}"
 
 

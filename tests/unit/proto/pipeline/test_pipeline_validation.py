@@ -90,6 +90,33 @@ def test_types_alone_refuse_wrong_fields_too(case: str) -> None:
     assert any(problem.startswith((bad.field, "spec: ")) for problem in found), found
 
 
+NEAR_QUANTITIES = {
+    "1e3": "1000",
+    "1.5e9": "1500000000",
+    "+2": "2",
+    ".5": "0.5",
+    "1,5": "1.5",
+    "500 m": "500m",
+    "16 Gi": "16Gi",
+    "16gi": "16Gi",
+    "16GiB": "16Gi",
+    "16GB": "16G",
+    "16 gb": "16G",
+    "512mb": "512M",
+    "4K": "4k",
+    **dict.fromkeys(["1Ei", "100u", "much", "", "Gi", "1e-3", "0x10", "-1", "٣Gi"], ""),
+}
+
+
+@each_row("text", NEAR_QUANTITIES)
+def test_a_quantity_in_another_notation_is_named_in_ours(text: str) -> None:
+    near = NEAR_QUANTITIES[text]
+    (found,) = problems(dump(first(resources={"limits": {"cpu": text}})))
+    assert found.partition("; did you mean ")[2] == (near and f"{near}?"), found
+    if near:
+        parse_checked(dump(first(resources={"limits": {"cpu": near}})))
+
+
 NO_TREE = {
     "no entry": first(inputs=[{"from": "talker"}]),
     "two entries": second(inputs=[]),
