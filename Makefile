@@ -68,7 +68,7 @@ cluster-up: setup ## Start a real Kubernetes node on this machine with our image
 cluster-down: setup ## Remove the node of cluster-up; images stay in the cache
 	@PYTHONPATH=tests $(PY) -m support.cluster.command down
 
-e2e: setup ## Run the end-to-end tests on a real Kubernetes node (needs root; 15 minutes, 20 more the first time; FULL=1: with the demo's image)
+e2e: setup ## Run the end-to-end tests on a real Kubernetes node (needs root; 15 minutes, 20 more the first time; FULL=1: also Qwen3-Omni, an autoscaler and the demo's image)
 	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 $(if $(FULL),,-m 'not full') tests/cluster
 
 playground: controlplane ## Start a control plane with the operator, and a shell for it (RUN='COMMAND' runs COMMAND instead of the shell)

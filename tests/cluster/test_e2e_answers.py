@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ import numpy as np
 import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod
-from support.cluster.cluster import Cluster
 from support.cluster.node.images import ROOT
-from support.cluster.workload import SAMPLES, delete_pipeline, load_sample
+from support.cluster.workload import SAMPLES, load_sample
 from support.controlplane.pipelines import wait_settled
 from support.controlplane.server.api import Api, Manifest
 from support.media.samples import encode_png, encode_wav, make_audio, make_image
@@ -40,49 +40,43 @@ REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.value
 
 
 Answers = dict[str, dict[str, Any]]
+"""Name of a prompt -> its answer."""
 
 
 @pytest.fixture(scope="session")  # so that it begins before the node: pytest sets up modules' fixtures later
 def asking_locally(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Future[Answers]]:
-    """Runs each family's sample under `omnipipe run` in a thread, while the node starts and its images are built.
+) -> Iterator[Callable[[str], Future[Answers]]]:
+    """Yields a function that asks a family's sample under `omnipipe run` in a thread.
 
-    Building the images mostly waits for disks, so the CPU is free for the engines.
+    It has begun with Qwen2.5-Omni, whose engines use the CPU while the node starts and images are built.
     """
-    places = {
-        family: (make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp(family)) for family in FAMILIES
-    }
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(ask_locally, places)
+
+        @cache
+        def asking(family: str) -> Future[Answers]:
+            checkpoint = make_tiny_checkpoint(0, "small", family)
+            return pool.submit(ask_locally, family, checkpoint, tmp_path_factory.mktemp(family))
+
+        asking("qwen2_5_omni")
+        yield asking
 
 
-@pytest.fixture(scope="session")
-def local_answers(asking_locally: Future[Answers], cluster: Cluster) -> Answers:
-    """Returns each family's answers under `omnipipe run`, after `omnipipe run` has freed its memory for the pods."""
-    return asking_locally.result()
-
-
-def ask_locally(places: dict[str, tuple[Path, Path]]) -> Answers:
-    """Returns each family's answers. `places`: family -> (checkpoint, folder for logs)."""
+def ask_locally(family: str, checkpoint: Path, folder: Path) -> Answers:
+    """Returns the family's answers. `folder` is for logs."""
     # As many threads as the pods use: with another number, sums are made in another order and rounded differently.
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    answers = {}
-    for family, (checkpoint, folder) in places.items():
-        with run_pipeline(SAMPLES / f"{FAMILIES[family]}.yaml", checkpoint, folder, threads) as running:
-            asked = json.dumps({"target": running.endpoint, "requests": REQUESTS})
-            script = ROOT / "tests/support/cluster/ask.py"
-            result = subprocess.run(
-                [sys.executable, script], input=asked, capture_output=True, text=True, check=True, timeout=300
-            )
-        answers[family] = dict(zip(PROMPTS, json.loads(result.stdout), strict=True))
-    return answers
+    with run_pipeline(SAMPLES / f"{FAMILIES[family]}.yaml", checkpoint, folder, threads) as running:
+        asked = json.dumps({"target": running.endpoint, "requests": REQUESTS})
+        script = ROOT / "tests/support/cluster/ask.py"
+        result = subprocess.run(
+            [sys.executable, script], input=asked, capture_output=True, text=True, check=True, timeout=300
+        )
+    return dict(zip(PROMPTS, json.loads(result.stdout), strict=True))
 
 
 @pytest.fixture(scope="module")
-def tiny_qwen3_omni(
-    local_answers: dict[str, Any], speech: Api, models: Path, make_tiny_checkpoint: Callable[..., Path]
-) -> Iterator[str]:
+def tiny_qwen3_omni(speech: Api, models: Path, make_tiny_checkpoint: Callable[..., Path]) -> Iterator[str]:
     """Yields the address at which pods reach the Qwen3-Omni sample, once it is Ready. Deletes it after this module."""
     sample = FAMILIES["qwen3_omni"]
     shutil.copytree(make_tiny_checkpoint(0, "small", "qwen3_omni"), models / sample)
@@ -90,24 +84,29 @@ def tiny_qwen3_omni(
     speech.apply(load_sample(sample, model=f"pvc://models/{sample}"))
     ready = wait_settled(speech, sample, timeout_s=300)
     yield str(ready["status"]["url"]).removeprefix("grpc://")
-    delete_pipeline(speech, sample)
+    speech.delete("OmniPipeline", sample)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def pod_answers(request: pytest.FixtureRequest, client: ClientPod) -> tuple[str, dict[str, Any]]:
-    """Returns the family, and its pods' answers to PROMPTS. The client pod sends the prompts."""
+@pytest.fixture(scope="module", params=["qwen2_5_omni", pytest.param("qwen3_omni", marks=pytest.mark.full)])
+def answers(
+    request: pytest.FixtureRequest, asking_locally: Callable[[str], Future[Answers]], client: ClientPod
+) -> tuple[str, Answers, Answers]:
+    """Returns the family, and the answers of its local processes and of its pods, which the client pod asks."""
+    # The pods start after `omnipipe run` has freed its memory.
+    here = asking_locally(request.param).result()
     request.getfixturevalue("tiny_omni")
     target = TARGET if request.param == "qwen2_5_omni" else request.getfixturevalue("tiny_qwen3_omni")
-    return request.param, dict(zip(PROMPTS, client.ask(target, REQUESTS), strict=True))
+    return request.param, here, dict(zip(PROMPTS, client.ask(target, REQUESTS), strict=True))
 
 
 @pytest.mark.timeout(3600)  # the first test builds binaries and images and starts the node
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_pods_answer_as_local_processes_do(
-    prompt: str, local_answers: dict[str, Any], pod_answers: tuple[str, dict[str, Any]]
+    prompt: str, asking_locally: object, answers: tuple[str, Answers, Answers]
 ) -> None:
-    family, answers = pod_answers
-    here, there = local_answers[family][prompt], answers[prompt]
+    """`asking_locally` is named here so that it begins first: pytest sets up fixtures of the session in this order."""
+    family, local, remote = answers
+    here, there = local[prompt], remote[prompt]
     assert there["finished"] == sorted(STAGES[family])
     assert there["texts"] == here["texts"]
     assert there["texts"]["thinker"]

@@ -12,7 +12,7 @@ import yaml
 from support.cluster.client_pod import ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.node.daemon import Daemon
-from support.cluster.workload import SAMPLES, SYSTEM, delete_pipeline
+from support.cluster.workload import SAMPLES, SYSTEM
 from support.controlplane.binaries import find_binaries
 from support.controlplane.pipelines import condition_of, wait_settled
 from support.controlplane.server.api import Api, eventually
@@ -84,7 +84,9 @@ def test_cpu_drives_a_stage_up_and_down(
 
     try:
         eventually(active, timeout_s=3 * PATIENCE_S, why="the autoscaler reads the pods' CPU")
-        with Load(client, f"dns:///{NAME}-headless.{SPEECH}.svc.cluster.local.:50051", streams=16) as load:
+        with Load(
+            client, f"dns:///{NAME}-headless.{SPEECH}.svc.cluster.local.:50051", streams=16, most_rest_s=0
+        ) as load:
             eventually(lambda: pods() == MOST, timeout_s=3 * PATIENCE_S, why="the autoscaler adds pods")
         eventually(lambda: pods() == 1, timeout_s=4 * PATIENCE_S, why="the autoscaler removes them")
     finally:
@@ -94,4 +96,4 @@ def test_cpu_drives_a_stage_up_and_down(
     assert not load.failures
     # The operator never undid what the autoscaler set.
     assert [one["replicas"] for one in speech.get("OmniPipeline", NAME)["status"]["stages"]] == [1, 1, 1]
-    delete_pipeline(speech, NAME)
+    speech.delete("OmniPipeline", NAME)

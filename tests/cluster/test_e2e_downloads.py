@@ -14,7 +14,7 @@ from support.controlplane.server.api import Api, Manifest
 from support.models.hub import COMMIT, TOKEN, Hub
 
 pytestmark = pytest.mark.timeout(900)
-NAME = "from-hub"
+NAME, GATED = "from-hub", "from-gated"
 SECRET = "hub-token"
 
 
@@ -23,7 +23,7 @@ def pipeline(speech: Api) -> Iterator[Manifest]:
     """Yields a pipeline of one stage with the checkpoint org/open. The test applies it; it is deleted afterwards."""
     manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME, entry_alone=True)
     yield manifest
-    delete_pipeline(speech, NAME)
+    speech.delete("OmniPipeline", manifest["metadata"]["name"])
 
 
 def set_token(speech: Api, token: str) -> None:
@@ -58,6 +58,8 @@ def test_a_wrong_token_is_reported_in_the_status_and_a_right_one_clears_it(
     hub: Hub, speech: Api, pipeline: Manifest
 ) -> None:
     """The status has the reason TokenRejected until new pods use the right token."""
+    # The pods of the test before may still end.
+    pipeline["metadata"]["name"] = GATED
     pipeline["spec"]["model"] = {
         "uri": "hf://org/gated",
         "revision": COMMIT,
@@ -65,10 +67,10 @@ def test_a_wrong_token_is_reported_in_the_status_and_a_right_one_clears_it(
     }
     set_token(speech, "hf_wrong")
     speech.apply(pipeline)
-    told = wait_condition(speech, "Ready", NAME, timeout_s=120, status="False", reason="TokenRejected")
+    told = wait_condition(speech, "Ready", GATED, timeout_s=120, status="False", reason="TokenRejected")
     assert "token" in told["message"]
     assert hub.refused
     set_token(speech, TOKEN)
-    for pod in speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"):
+    for pod in speech.list("Pod", f"omnipipeline.io/pipeline={GATED}"):
         speech.delete("Pod", pod["metadata"]["name"])
-    wait_settled(speech, NAME, timeout_s=300)
+    wait_settled(speech, GATED, timeout_s=300)

@@ -38,7 +38,7 @@ def wait_served(client: ClientPod) -> None:
 
     def served() -> bool:
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
-            time.sleep(3)
+            load.wait_answered(4)
         assert not load.failures, load.failures
         return load.answered > 0
 
@@ -60,14 +60,14 @@ def test_a_killed_process_fails_calls_in_time_and_heals(
     """Calls that fail do so within their deadline, with UNAVAILABLE or DEADLINE_EXCEEDED. The stage restarts."""
     pod = pod_of(speech, stage)
     before = restarts(pod)
-    with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
-        time.sleep(5)
+    with Load(client, TARGET, timeout_s=DEADLINE_S, most_rest_s=0) as load:
+        load.wait_answered(4)
         processes = cgroups.pod_processes(pod["metadata"]["uid"])
         (pid,) = [pid for pid, command in processes.items() if victim(command)]
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: restarts(pod_of(speech, stage)) > before, timeout_s=60, why="kubelet restarts it")
         wait_settled(speech, NAME, timeout_s=180)
-        time.sleep(5)
+        load.wait_answered(4)
     assert load.answered
     assert all(failure["took_s"] < DEADLINE_S + SLACK_S for failure in load.failures), load.failures
     codes = {failure["code"] for failure in load.failures}
@@ -82,7 +82,7 @@ def test_nothing_fails_while_the_kubelet_restarts(
     # The node itself has no DNS resolver: use the Service's cluster IP instead of a name.
     target = f"ipv4:{speech.get('Service', NAME)['spec']['clusterIP']}:50051"
     with Load(client, target, timeout_s=DEADLINE_S, on_node=True) as load:
-        time.sleep(3)
+        load.wait_answered(2)
         cluster.daemon("kubelet").kill()
         time.sleep(10)
         cluster.daemon("kubelet").start()
@@ -100,11 +100,11 @@ def test_nothing_fails_while_name_service_is_gone_for_a_minute(
     cluster: Cluster, tiny_omni: Manifest, client: ClientPod
 ) -> None:
     with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
-        time.sleep(3)
+        load.wait_answered(2)
         cluster.daemon("coredns").kill()
         time.sleep(60)
         cluster.daemon("coredns").start()
-        time.sleep(10)
+        load.wait_answered(6)
     assert load.answered
     assert not load.failures
 
@@ -119,7 +119,7 @@ def test_pipelines_serve_and_heal_without_the_operator(
     try:
         eventually(lambda: not system.list("Pod", OPERATOR), timeout_s=60, why="no operator")
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
-            time.sleep(10)
+            load.wait_answered(10)
         assert load.answered
         assert not load.failures
         pod = pod_of(speech, "token2wav")

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.timeout(600)
 NAME = "omnipipeline-gateway"
 MODEL = "speech/tiny-omni"
 """NAMESPACE/NAME, because another test may serve a pipeline of the same name."""
-_BEFORE_S, _AFTER_S = 3, 3
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
     before = pods_of(system)
     assert len(before) == 2
     with OpenAiLoad(client, url, MODEL) as load:
-        time.sleep(_BEFORE_S)
+        load.wait_answered(3)
         restarted = {"kubectl.kubernetes.io/restartedAt": str(time.time_ns())}
         patch = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
         generation = system.patch("Deployment", NAME, patch)["metadata"]["generation"]
@@ -76,7 +75,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
             timeout_s=60,
             why="the old pods have drained",
         )
-        time.sleep(_AFTER_S)
+        load.wait_answered(6)
     assert not set(before.values()) & set(pods_of(system).values())
     assert not load.failures
     assert load.answered > 5

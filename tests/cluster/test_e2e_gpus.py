@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from support.cluster.cluster import Cluster
-from support.cluster.workload import SAMPLES, delete_pipeline
+from support.cluster.workload import SAMPLES
 from support.controlplane.pipelines import wait_condition, wait_settled
 from support.controlplane.server.api import Api
 
@@ -38,4 +38,4 @@ def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gp
         two_gpus.set_gpus(3)
         wait_settled(speech, NAME, timeout_s=300)
     finally:
-        delete_pipeline(speech, NAME)
+        speech.delete("OmniPipeline", NAME)

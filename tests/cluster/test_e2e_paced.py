@@ -10,7 +10,7 @@ import yaml
 
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
-from support.cluster.workload import SAMPLES, delete_pipeline
+from support.cluster.workload import SAMPLES
 from support.controlplane.pipelines import wait_settled
 from support.controlplane.server.api import Api
 
@@ -27,7 +27,7 @@ def paced(speech: Api) -> Iterator[list[str]]:
     speech.apply(yaml.safe_load((SAMPLES / f"{NAME}.yaml").read_text()))
     wait_settled(speech, NAME, timeout_s=120)
     yield [pod["metadata"]["name"] for pod in speech.list("Pod", f"omnipipeline.io/pipeline={NAME}")]
-    delete_pipeline(speech, NAME)
+    speech.delete("OmniPipeline", NAME)
 
 
 @pytest.mark.timeout(600)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.cluster.changes import STAGES, Changes, Outcome
+from support.cluster.changes import Changes, Outcome
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
 from support.controlplane.server.api import Api, Manifest
@@ -27,7 +27,8 @@ def assert_unnoticed(outcome: Outcome) -> None:
     assert not outcome.failures
 
 
-@pytest.mark.parametrize("stage", STAGES[1:])
+# The last stage's pods also come and go in the change of replicas below.
+@pytest.mark.parametrize("stage", ["talker", pytest.param("token2wav", marks=pytest.mark.full)])
 def test_a_rolling_update_of_a_stage_fails_no_call(stage: str, changes: Changes) -> None:
     assert_unnoticed(changes.roll(stage))
 

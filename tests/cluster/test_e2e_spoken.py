@@ -22,7 +22,7 @@ from omni_cli.commands.demo import ASSETS
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
 from support.cluster.node.images import DEMO_IMAGE
-from support.cluster.workload import SAMPLES, delete_pipeline
+from support.cluster.workload import SAMPLES
 from support.controlplane.pipelines import wait_settled
 from support.controlplane.server.api import Api, eventually
 from support.models.hub import Hub
@@ -63,7 +63,7 @@ def dialogue(speech: Api, hub: Hub, models: Path) -> Iterator[None]:
         wait_settled(speech, NAME, timeout_s=600)
         yield
     finally:
-        delete_pipeline(speech, NAME)
+        speech.delete("OmniPipeline", NAME)
         hub.files = before
         shutil.rmtree(models / "spoken", ignore_errors=True)
 

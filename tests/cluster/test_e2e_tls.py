@@ -9,7 +9,7 @@ import pytest
 
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
-from support.cluster.workload import delete_pipeline, load_sample
+from support.cluster.workload import load_sample
 from support.controlplane.pipelines import wait_condition, wait_settled
 from support.controlplane.server.api import Api, Manifest, eventually
 from support.peers.certificates import DAY, Authority, tls_files
@@ -34,7 +34,7 @@ def web(speech: Api) -> Iterator[Manifest]:
     pipeline = load_sample("tiny-omni-tls", model="pvc://models/tiny-omni", rename=NAME, entry_alone=True)
     pipeline["spec"]["entry"]["tls"]["secretName"] = SECRET
     yield speech.apply(pipeline)
-    delete_pipeline(speech, NAME)
+    speech.delete("OmniPipeline", NAME)
     speech.delete("Secret", SECRET)
 
 

@@ -5,8 +5,6 @@ None of these interrupts a pipeline. The file's name makes these tests run last,
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod, Load
@@ -85,10 +83,10 @@ def test_uninstalled_pipelines_serve_and_a_later_install_restarts_nothing(
     with Load(client, TARGET) as load:
         helm(cluster, "uninstall", "omnipipeline", "--namespace", operator, "--wait")
         assert not [name for name in find_ours(cluster) if "operator" in name]
-        time.sleep(5)
+        load.wait_answered(6)
         install_operator(cluster, operator)
         wait_settled(speech, "tiny-omni", timeout_s=120)
-        time.sleep(5)
+        load.wait_answered(6)
     assert load.answered
     assert not load.failures
     assert pods_of(speech) == before

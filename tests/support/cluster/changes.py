@@ -19,7 +19,8 @@ STAGES = ("thinker", "talker", "token2wav")
 OTHER_IMAGE = f"{STAGE_IMAGE}-other"
 TRAFFIC_WITHIN_S = 90
 SETTLED_WITHIN_S = 600
-_BEFORE_S, _AFTER_S = 3, 5
+_BEFORE, _AFTER = 1, 4
+"""Answers to each caller before a change and after it."""
 
 
 @dataclass
@@ -95,9 +96,9 @@ class Changes:
         """Runs load during the `with` block. The outcome is complete after the block."""
         outcome = Outcome()
         with self._make_load(streams) as load:
-            time.sleep(_BEFORE_S)
+            load.wait_answered(_BEFORE * streams)
             yield outcome
-            time.sleep(_AFTER_S)
+            load.wait_answered(_AFTER * streams)
         outcome.answered, outcome.failures, outcome.longest_s = load.answered, load.failures, load.longest_s
 
     def _edit(self, stage: str, **fields: object) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from support.controlplane.server.api import Manifest, eventually
 from support.processes.polling import PATIENCE_S
 
 TOOLS = "tools"
+_ANSWERED = "answered\n"
 TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 """The address of the three-stage sample inside the cluster. Clients connect to each pod of the entry stage."""
 _SUPPORT = Path(__file__).parent
@@ -106,7 +108,7 @@ class ClientPod:
         return str(told["stdout"])
 
     def start_python(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Starts a script of this folder with `arguments` as JSON. Closing the returned process's stdin ends it."""
+        """Starts a script of this folder with `arguments` as JSON. The end of the returned process's stdin ends it."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             self._in_pod("python", "-c", code, json.dumps(arguments)),
@@ -181,32 +183,58 @@ class Load:
         streams: int = 2,
         max_tokens: int = 16,
         timeout_s: float = PATIENCE_S,
+        most_rest_s: float = 1.0,
         on_node: bool = False,
     ) -> None:
+        """`most_rest_s`: longest pause of a caller after an answer; otherwise it pauses as long as the answer took."""
         self._start = client.start_python_on_node if on_node else client.start_python
         self._settings: dict[str, Any] = {
             "target": target,
             "streams": streams,
             "max_tokens": max_tokens,
             "timeout_s": timeout_s,
+            "most_rest_s": most_rest_s,
         }
+        self._lines: list[str] = []
         self.answered = 0
         self.failures: list[dict[str, Any]] = []
         self.longest_s = 0.0
 
     def __enter__(self) -> Self:
         self._process = self._start(self.script, self._settings)
-        # Importing a client takes seconds on a busy machine, which the block must not spend without any load. An end
-        # without this line is reported by __exit__.
-        if self._process.stdout is not None:
-            self._process.stdout.readline()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        # Importing a client takes seconds on a busy machine, which the block must not spend without any load.
+        self._wait_until(lambda: bool(self._lines), "the load starts")
         return self
 
+    def wait_answered(self, calls: int) -> None:
+        """Waits until `calls` more calls have been answered."""
+        wanted = self._lines.count(_ANSWERED) + calls
+        self._wait_until(lambda: self._lines.count(_ANSWERED) >= wanted, f"{calls} more calls are answered")
+
+    def _wait_until(self, holds: Callable[[], bool], why: str, timeout_s: float = PATIENCE_S) -> None:
+        """Waits for a state of the load, or for its early end, which __exit__ reports."""
+        eventually(lambda: holds() or self._process.poll() is not None, why=why, timeout_s=timeout_s)
+
+    def _has_told(self) -> bool:
+        return self._lines[-1:] != [] and self._lines[-1].startswith("{")
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self._lines.append(line)
+
     def __exit__(self, *_: object) -> None:
-        output, errors = self._process.communicate(timeout=self._settings["timeout_s"] + 60)
-        if self._process.returncode:
-            raise AssertionError(f"the load ended with {self._process.returncode}: {errors}")
-        told = json.loads(output)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                print("end", file=self._process.stdin, flush=True)
+            self._wait_until(self._has_told, "the load ends", self._settings["timeout_s"] + 60)
+        finally:
+            self._process.kill()
+        if not self._has_told():
+            errors = self._process.stderr.read() if self._process.stderr is not None else ""
+            raise AssertionError(f"the load ended with {self._process.wait()}: {errors}")
+        told = json.loads(self._lines[-1])
         self.answered, self.failures, self.longest_s = told["answered"], told["failures"], told["longest_s"]
 
 
@@ -220,4 +248,4 @@ class OpenAiLoad(Load):
     ) -> None:
         """`url` is the gateway's, including /v1."""
         super().__init__(client, url, streams=streams, timeout_s=timeout_s, on_node=True)
-        self._settings = {"url": url, "model": model, "streams": streams, "timeout_s": timeout_s}
+        self._settings |= {"url": url, "model": model}

@@ -1,8 +1,10 @@
-"""Calls a pipeline until stdin ends: `streams` concurrent callers, each with one request at a time.
+"""Calls a pipeline until stdin has a line: `streams` concurrent callers, each with one request at a time.
 
-The argument is {"target", "streams", "max_tokens", "timeout_s"} as JSON. When stdin ends, no new request is sent.
-The script writes the line "started" before the first request. After the last request in flight has ended, it writes
-{"answered", "failures": [{"code", "reason", "stage", "message", ...}], "longest_s"}.
+The argument is {"target", "streams", "max_tokens", "timeout_s", "most_rest_s"} as JSON. After an answer a caller rests
+as long as that took, and at most most_rest_s, so that pods that start beside the load have half of the CPU. After the
+line on stdin no new request is sent. The script writes the line "started" before the first request, and "answered"
+after each that was answered. After the last request in flight has ended, it writes
+{"answered", "failures": [{"code", "reason", "stage", "message", ...}], "longest_s"}, and ends when stdin does.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from typing import Any
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 
 
+def say(line: str) -> None:
+    """Writes a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 async def main(settings: dict[str, Any]) -> dict[str, Any]:
-    """Sends requests until stdin ends. Returns the result that the script writes."""
+    """Sends requests until stdin has a line. Returns the result that the script writes."""
     began = time.monotonic()
     ended = asyncio.Event()
-    asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: ended.set())
+    asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline).add_done_callback(lambda _: ended.set())
     failures: list[dict[str, Any]] = []
     durations: list[float] = []
 
@@ -55,13 +63,15 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
                 if not result.text:
                     failures.append({"code": "", "reason": "NO_TEXT", "message": result.request_id})
                 durations.append(time.monotonic() - started)
+                say("answered")
+                await asyncio.sleep(min(durations[-1], settings["most_rest_s"]))
 
     async with AsyncOmniClient(settings["target"]) as client:
-        sys.stdout.write("started\n")
-        sys.stdout.flush()
+        say("started")
         await asyncio.gather(*(ask(client, stream) for stream in range(settings["streams"])))
     return {"answered": len(durations), "failures": failures, "longest_s": max(durations, default=0.0)}
 
 
 if __name__ == "__main__":
-    json.dump(asyncio.run(main(json.loads(sys.argv[1]))), sys.stdout)
+    say(json.dumps(asyncio.run(main(json.loads(sys.argv[1])))))
+    sys.stdin.read()  # `kubectl exec` may lose what a program writes just before it ends

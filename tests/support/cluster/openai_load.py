@@ -1,8 +1,8 @@
-"""Calls a gateway with OpenAI's own client until stdin ends, like load.py.
+"""Calls a gateway with OpenAI's own client until stdin has a line, like load.py.
 
 It runs on the node, because the client pod does not have OpenAI's client. The argument is
-{"url", "model", "streams", "timeout_s"} as JSON. Each caller alternates between a streamed chat and speech. The client
-does not retry, so that every failure shows.
+{"url", "model", "streams", "timeout_s", "most_rest_s"} as JSON. Each caller alternates between a streamed chat and
+speech. The client does not retry, so that every failure shows.
 """
 
 from __future__ import annotations
@@ -45,11 +45,17 @@ async def speak(client: openai.AsyncOpenAI, model: str) -> str:
     return "" if any(audio) else f"{len(audio)} bytes of silence"
 
 
+def say(line: str) -> None:
+    """Writes a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 async def main(settings: dict[str, Any]) -> dict[str, Any]:
-    """Sends requests until stdin ends. Returns the result that the script writes."""
+    """Sends requests until stdin has a line. Returns the result that the script writes."""
     began = time.monotonic()
     ended = asyncio.Event()
-    asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: ended.set())
+    asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline).add_done_callback(lambda _: ended.set())
     failures: list[dict[str, Any]] = []
     durations: list[float] = []
 
@@ -69,15 +75,17 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
                 await asyncio.sleep(0.2)
             else:
                 durations.append(took)
+                say("answered")
+                await asyncio.sleep(min(took, settings["most_rest_s"]))
 
     async with openai.AsyncOpenAI(
         base_url=settings["url"], api_key="none", max_retries=0, timeout=settings["timeout_s"]
     ) as client:
-        sys.stdout.write("started\n")
-        sys.stdout.flush()
+        say("started")
         await asyncio.gather(*(ask(client, stream) for stream in range(settings["streams"])))
     return {"answered": len(durations), "failures": failures, "longest_s": max(durations, default=0.0)}
 
 
 if __name__ == "__main__":
-    json.dump(asyncio.run(main(json.loads(sys.argv[1]))), sys.stdout)
+    say(json.dumps(asyncio.run(main(json.loads(sys.argv[1])))))
+    sys.stdin.read()  # `kubectl exec` may lose what a program writes just before it ends

@@ -83,16 +83,24 @@ def find_weights(name: str) -> Path:
 
 def transcribe(folder: Path, audio: np.ndarray, rate_hz: int) -> str:
     """Returns what Whisper hears in float samples, at most 30 seconds."""
+    return transcribe_all(folder, [(audio, rate_hz)])[0]
+
+
+def transcribe_all(folder: Path, spoken: Sequence[tuple[np.ndarray, int]]) -> list[str]:
+    """Returns what Whisper hears in each (samples, rate), as `transcribe` does, in half the time of one by one."""
     import torch
 
-    assert audio.size <= _WINDOW_S * rate_hz
     model, extract, tokenizer = _load_whisper(folder)
-    samples = int(audio.size * WHISPER_HZ / rate_hz)
-    heard = np.fft.irfft(np.fft.rfft(audio)[: samples // 2 + 1], samples) * samples / audio.size
-    features = extract(heard.astype(np.float32), sampling_rate=WHISPER_HZ, return_tensors="pt").input_features
+    heard = []
+    for audio, rate_hz in spoken:
+        assert audio.size <= _WINDOW_S * rate_hz
+        samples = int(audio.size * WHISPER_HZ / rate_hz)
+        resampled = np.fft.irfft(np.fft.rfft(audio)[: samples // 2 + 1], samples) * samples / audio.size
+        heard.append(resampled.astype(np.float32))
+    features = extract(heard, sampling_rate=WHISPER_HZ, return_tensors="pt").input_features
     with torch.no_grad():
         ids = model.generate(input_features=features, language="en", task="transcribe", do_sample=False)
-    return str(tokenizer.decode(ids[0], skip_special_tokens=True))
+    return [str(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 @cache
@@ -127,10 +135,9 @@ def read_wav(data: bytes) -> tuple[np.ndarray, int]:
 
 def count_misheard(spoken: Sequence[tuple[np.ndarray, int]]) -> float:
     """Returns the share of words that Whisper base hears wrongly in PARAGRAPHS, given as (samples, rate) in order."""
-    judge = find_weights("whisper-base")
     errors = words = 0
-    for text, (audio, rate_hz) in zip(PARAGRAPHS, spoken, strict=True):
+    for text, heard in zip(PARAGRAPHS, transcribe_all(find_weights("whisper-base"), spoken), strict=True):
         said = split_words(text)
-        errors += count_word_errors(said, split_words(transcribe(judge, audio, rate_hz)))
+        errors += count_word_errors(said, split_words(heard))
         words += len(said)
     return errors / words
