@@ -85,20 +85,21 @@ class SimulatedCluster(SimulatedWorkloads):
             kind, name = write.key if isinstance(write, Prune) else key_of(write)
             if kind in self.refused:
                 if most_writes is None:
-                    self.report([ChildError(f"{kind} {name}", "denied by a policy")])
+                    self.report([ChildError(f"{kind} {name}", "denied by a policy")], decision=self.decide())
                 return number
             if isinstance(write, Prune):
                 self.prune(write)
             else:
                 self.apply(write)
         if most_writes is None:
-            self.write_targets()
-            self.report()
+            decision = self.decide() if writes else decision
+            before = self.writes
+            self.write_targets(decision)
+            self.report(decision=decision if self.writes == before else self.decide())
         return len(writes)
 
-    def write_targets(self) -> None:
+    def write_targets(self, decision: Decision | None) -> None:
         """Gives OmniStages their first number of pods, and the one that follows from the entry's."""
-        decision = self.decide()
         for live, replicas, _ in plan_targets(decision.pipeline, self.observe(), decision.rollout) if decision else ():
             if replicas is not None:
                 self.scale(live["metadata"]["name"], replicas)
@@ -110,9 +111,9 @@ class SimulatedCluster(SimulatedWorkloads):
             target["spec"] = {"replicas": replicas}
             self.writes += 1
 
-    def report(self, errors: Sequence[ChildError] = ()) -> None:
-        """Writes the status of the present state to the pipeline, if it differs."""
-        observed, decision = self.observe(), self.decide()
+    def report(self, errors: Sequence[ChildError] = (), *, decision: Decision | None) -> None:
+        """Writes the status of the present state to the pipeline, if it differs. decision: what `decide` returns."""
+        observed = self.observe()
         spec = read_live_spec(observed, "")
         halt = refuse_spec(spec.problem) if spec.problem else None
         if decision is None:

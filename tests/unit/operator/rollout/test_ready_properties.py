@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey
 from omni_operator.rollout.decide import parse_live_pipeline
+from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL
 from support.operator.ready_checks import check_conditions, is_held
 from support.operator.rollout_machine import GRAPHS, MACHINE_SETTINGS, Rollouts
@@ -186,6 +188,20 @@ AFFECTED = {turn: ["Service"], reroute: ["Service"], lose_with_snapshots: ["Depl
     "phase", [one if one in EACH_RUN else pytest.param(one, marks=pytest.mark.full) for one in PHASES]
 )
 def test_every_child_in_every_phase(phase: str, disturb: Callable[[SimulatedCluster, ChildKey], None]) -> None:
+    base, by_revision, target = reach(phase)
+    for key in sorted(base.children):
+        if key.kind not in AFFECTED.get(disturb, KINDS):
+            continue
+        cluster = copy.deepcopy(base)
+        disturb(cluster, key)
+        for _ in range(2):
+            step(cluster)
+            check_conditions(cluster, by_revision, target)
+
+
+@cache
+def reach(phase: str) -> tuple[SimulatedCluster, dict[str, OmniPipeline], str]:
+    """Returns a cluster in that phase, which must not be changed, its specs by revision, and the target."""
     edit, rounds = PHASES[phase]
     base = make_cluster(stages=GRAPHS["two"])
     base.settle()
@@ -195,12 +211,4 @@ def test_every_child_in_every_phase(phase: str, disturb: Callable[[SimulatedClus
         specs.append(parse_live_pipeline(base.pipeline))
     for _ in range(rounds):
         step(base, "end_pods")
-    by_revision = {compute_revision(spec, ""): spec for spec in specs}
-    for key in sorted(base.children):
-        if key.kind not in AFFECTED.get(disturb, KINDS):
-            continue
-        cluster = copy.deepcopy(base)
-        disturb(cluster, key)
-        for _ in range(2):
-            step(cluster)
-            check_conditions(cluster, by_revision, compute_revision(specs[-1], ""))
+    return base, {compute_revision(spec, ""): spec for spec in specs}, compute_revision(specs[-1], "")
