@@ -18,6 +18,7 @@ from omni_cli.main import app
 from support.docs.doc_examples import EXAMPLES, FENCE, PAGES, ROOT, Block, all_blocks, blocks_of
 
 MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 FOLDERS = (ROOT, ROOT / "tests", ROOT / "stage_server" / "omni_stage")
 """Paths on pages begin at one of these."""
 PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+(?:\.(?:md|proto|py|sh|toml|yaml))?)?)`")
@@ -42,7 +43,7 @@ def find_mistakes(command: str) -> Iterator[str]:
     """Yields the make targets and files that a command names but that do not exist. Raises for options of omnipipe."""
     words = shlex.split(command, comments=True)
     if words[0] == "omnipipe":
-        subcommand = typer.main.get_command(app).commands[words[1]]  # type: ignore[attr-defined]
+        subcommand = COMMANDS[words[1]]
         subcommand.make_context(words[1], [*words[2:]], resilient_parsing=False).close()
     if words[0] == "make":
         yield from {word for word in words[1:] if "=" not in word} - MAKE_TARGETS

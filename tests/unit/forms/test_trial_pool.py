@@ -17,7 +17,7 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.forms import trial_pool
 from omni_stage.forms.trial import Form
 from omni_stage.forms.trial_pool import TrialPool
-from support.forms import byte_tokens, many_tokens
+from support.forms import many_tokens
 from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,21 +108,14 @@ async def test_a_process_that_ended_is_replaced(pool: TrialPool) -> None:
     assert await pool._started() is not process
 
 
-@pytest.mark.parametrize(("cached_bytes", "trials"), [(1 << 20, 2), (1, 4)])
+@pytest.mark.parametrize(("cached_bytes", "trials"), [(1 << 30, 2), (1, 4)])
 async def test_a_form_that_the_engine_may_have_forgotten_is_tried_again(
-    cached_bytes: int, trials: int, monkeypatch: pytest.MonkeyPatch
+    pool: TrialPool, cached_bytes: int, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine compiles it again, in order of arrival. So its caller waits for a turn first."""
     monkeypatch.setattr(trial_pool, "CACHED_BYTES", cached_bytes)
-    info = byte_tokens().serialize_json().encode()
-
-    async def describe() -> bytes:
-        return info
-
-    pool = TrialPool(describe)
-    try:
-        for text in ("a+", "b+", "a+", "b+"):
-            await pool.check(Form("regex", text), caller=Client("one"), field="start.structured_output")
-        assert (await pool._started())._number == trials
-    finally:
-        pool.close()
+    before = (await pool._started())._number
+    for text in ("a+", "b+", "a+", "b+"):
+        form = Form("regex", f"{trials}{text}")
+        await pool.check(form, caller=Client("one"), field="start.structured_output")
+    assert (await pool._started())._number - before == trials

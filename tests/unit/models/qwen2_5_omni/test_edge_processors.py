@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from omni_stage.models.qwen2_5_omni.processors import TextRows, talker2token2wav
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.talker_feed import THINKER_EMBEDDING, EmbeddingTable
 from support.media.samples import make_audio, make_image
-from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.models.reference import Reference, ReferencePrompt, ReferenceSettings, load_reference
 
 PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
@@ -32,8 +33,7 @@ def test_talker_input_is_transformers_own(
 ) -> None:
     """The talker gets the input that transformers' generate() passes to its talker."""
     directory = make_tiny_checkpoint(0, shape)
-    reference = load_reference(directory)
-    result = reference.run(PROMPTS[kind], ReferenceSettings(thinker_tokens=9, talker_tokens=2))
+    reference, result = load_reference(directory), think(directory, kind)
     handed = capture_talker_input(reference, PROMPTS[kind], voice)
     checkpoint = read_checkpoint(directory)
     ids = [read_voices(directory)[voice].text_start_id, checkpoint.text_end_id, checkpoint.text_padding_id]
@@ -62,6 +62,13 @@ def test_talker_input_is_transformers_own(
     )
     assert ours.mrope_positions.tolist() == positions[:, 0].T.tolist()
     assert ours.mrope_delta == int(delta)
+
+
+@cache
+def think(directory: Path, kind: str) -> Reference:
+    """Returns what transformers' thinker makes of a prompt, whatever the voice. The stages after it take few steps."""
+    settings = ReferenceSettings(thinker_tokens=9, talker_tokens=2, steps=2)
+    return load_reference(directory).run(PROMPTS[kind], settings)
 
 
 class HandedOverError(Exception):

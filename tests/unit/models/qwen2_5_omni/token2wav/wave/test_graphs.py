@@ -94,7 +94,9 @@ def test_windows_have_the_sizes_that_are_captured(blocks: Blocks, expected: set[
     assert [next_size(size, (2, 5, 8)) for size in (1, 2, 3, 8, 9)] == [2, 2, 5, 8, 9]
 
 
-def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> None:
+@pytest.fixture(scope="module")
+def speeches() -> tuple[Speech, Speech, GraphRecorder]:
+    """Returns a model without graphs, the same one with graphs that are captured, and what counts their replays."""
     model = make_wave_model("small blocks")
     voices = make_wave_voices(model, "a", "b")
     plain, graphed = (Speech(model, voices, use_graphs=False) for _ in range(2))
@@ -102,7 +104,15 @@ def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> No
     graphed.use_capture(record)
     with torch.inference_mode():
         graphed.warm_up()
-        warm = record.replays
+    return plain, graphed, record
+
+
+def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio(
+    speeches: tuple[Speech, Speech, GraphRecorder],
+) -> None:
+    plain, graphed, record = speeches
+    warm = record.replays
+    with torch.inference_mode():
         # 3 + 4 blocks of 4 codes are padded to 8 blocks, a captured size.
         utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
@@ -110,21 +120,17 @@ def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> No
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
-def test_the_vocoder_runs_no_size_that_is_not_captured() -> None:
+def test_the_vocoder_runs_no_size_that_is_not_captured(speeches: tuple[Speech, Speech, GraphRecorder]) -> None:
     """Of any number of windows of one length. Before, the first step with 3 of them or more than 4 was slow."""
     for count in range(1, 70):
         parts = [*split_windows(range(count))]
         assert [index for part in parts for index in part] == [*range(count)]
         assert {len(part) for part in parts} <= set(GRAPH_WINDOWS)
-    model = make_wave_model("small blocks")
-    plain, graphed = (Speech(model, make_wave_voices(model, "a"), use_graphs=False) for _ in range(2))
-    record = GraphRecorder()
-    graphed.use_capture(record)
+    plain, graphed, record = speeches
+    warm = record.replays
     # The first window has so many codes.
     codes = min(window_blocks(plain.blocks)) * plain.blocks.codes
     utterances = [make_utterance(codes, seed=seed) for seed in range(3)]
     with torch.inference_mode():
-        graphed.warm_up()
-        warm = record.replays
         torch.testing.assert_close(graphed.speak(utterances), plain.speak(utterances), atol=1e-5, rtol=0)
     assert record.replays == warm + 9 + 2, "nine solver steps; two windows and one"
