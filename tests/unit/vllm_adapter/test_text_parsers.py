@@ -9,8 +9,9 @@ import pytest
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.exchange import OfferedTool, ToolMode, Tools
-from omni_stage.vllm_adapter.text_parsers import TextParsers
+from omni_stage.vllm_adapter.text_parsers import TextParsers, split_piece
 from support.models.generic_checkpoint import THINK, TOOL_CALL, train_tokenizer
+from support.tables import each_row
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
 
@@ -117,3 +118,34 @@ def test_no_text_is_lost_that_vllm_keeps_in_whole_answers(
 @pytest.mark.parametrize(("text", "expected"), [("Hm", ""), ("Hm</think>Well <", "Well <")])
 def test_reasoning_is_not_repeated_as_text(text: str, expected: str, reasoning: str, size: int) -> None:
     assert answer("hermes", text, size=size, reasoning=reasoning) == (expected, [])
+
+
+TWO = '{"name": "weather", "arguments": {"city": "Rome"}}', '{"name": "light", "arguments": {"a": {"b": [1, "}"]}}}'
+CALLS = {
+    "hermes": f"Well. <tool_call>\n{TWO[0]}\n</tool_call><tool_call>\n{TWO[1]}\n</tool_call>",
+    "pythonic": "[weather(city='Rome'), light(a=1, b=[2, 3])]",
+    "xlam": f"[{TWO[0]}, {TWO[1]}]",
+    "granite-20b-fc": f"<function_call> {TWO[0]} <function_call> {TWO[1]}",
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@each_row(
+    "parser, text", [(parser, text[:end]) for parser, text in CALLS.items() for end in (*range(9, len(text), 9), None)]
+)
+def test_calls_do_not_depend_on_how_many_tokens_come_at_once(parser: str, text: str) -> None:
+    """Also of an answer that its maximum length cut. vLLM's parsers would join the arguments of two calls."""
+    assert [answer(parser, text, size=size) for size in (2, 5, 9, 1000)] == [answer(parser, text, size=1)] * 4
+
+
+@each_row("text", ["Hi Bob", "na\u00efve \U0001f600!", " a <tool_call>\n{", "  \n\u65e5\u672c\u8a9e"])
+def test_a_piece_is_split_into_its_tokens(text: str) -> None:
+    tokenizer = tokenizer_with_tools()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = split_piece(text, ids, tokenizer.decode)
+    assert [one for _, own in found for one in own] == ids
+    assert "".join(said for said, _ in found) == text
+    assert [said for said, _ in found] == [tokenizer.decode(own) for _, own in found]
+    assert all(len(own) == 1 or len(said) == 1 for said, own in found), "only parts of a character stay together"
+    cut = split_piece(text[:-1], ids, tokenizer.decode)  # a stop string ended the text
+    assert ("".join(said for said, _ in cut), [one for _, own in cut for one in own]) == (text[:-1], ids)
