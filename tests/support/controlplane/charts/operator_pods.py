@@ -65,7 +65,7 @@ class OperatorPods:
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 self.step()
-                time.sleep(0.1)
+                time.sleep(0.3)  # each step lists three kinds of object
         finally:
             if process.poll() is None:
                 process.kill()
