@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from omni_proto.client import GenerationResult, OmniClient
+from support.peers.gateways import wait_for_metrics
 from support.processes.foreign_programs import run_cases
 from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
@@ -58,6 +59,7 @@ def run(tiny_gateway: str, tmp_path: Path) -> Callable[[str], tuple[dict[str, An
 
 
 def _audio_seconds(gateway: str) -> float:
+    wait_for_metrics(gateway, "omni_gateway_inflight_requests 1.0")  # the scrape itself
     lines = httpx.get(f"{gateway}/metrics", timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("omni_gateway_audio_seconds_total{"))
 

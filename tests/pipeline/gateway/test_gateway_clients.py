@@ -9,8 +9,9 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from omni_proto.client import OmniClient
+from support.peers.gateways import wait_for_metrics
 from support.processes.pipelines import RunningPipeline
-from support.processes.polling import PATIENCE_S, wait_until
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -98,10 +99,5 @@ def test_what_is_not_there_is_refused_with_a_reason(tiny_gateway: str, path: str
 
 def test_metrics_count_what_was_answered(tiny_gateway: str, client: openai.OpenAI) -> None:
     client.models.list()
-
-    def counted() -> dict[str, float]:
-        lines = httpx.get(f"{tiny_gateway}/metrics", timeout=PATIENCE_S).text.splitlines()
-        return {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
-
-    assert counted()['omni_gateway_requests_total{route="/v1/models",status="200"}'] >= 1
-    wait_until(lambda: counted()["omni_gateway_inflight_requests"] == 1)  # the scrape itself
+    scrape = "omni_gateway_inflight_requests 1.0"
+    wait_for_metrics(tiny_gateway, 'omni_gateway_requests_total{route="/v1/models",status="200"}', scrape)

@@ -9,16 +9,14 @@ import asyncio
 import base64
 from typing import Any
 
-import httpx
 import pytest
 
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings, RealtimeSettings
 from support.media.spoken import speech_24k
-from support.peers.gateways import serve_gateway
+from support.peers.gateways import serve_gateway, wait_for_metrics
 from support.peers.realtime_events import Caller, call
 from support.processes.pipelines import RunningPipeline
-from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -92,9 +90,7 @@ async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -
         cut = (await caller.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
         assert whole.startswith(cut)
         assert len(cut) < len(whole)
-    async with httpx.AsyncClient() as client, asyncio.timeout(PATIENCE_S):
-        while "omni_gateway_realtime_sessions 0.0" not in (await client.get(f"{tiny_gateway}/metrics")).text:  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(0.1)
+    await asyncio.to_thread(wait_for_metrics, tiny_gateway, "omni_gateway_realtime_sessions 0.0")
 
 
 async def test_errors_name_the_clients_event_and_the_call_continues(tiny_gateway: str) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import FAILING_SEED, serve_entry
-from support.peers.gateways import serve_gateway
+from support.peers.gateways import serve_gateway, wait_for_metrics
 from support.peers.otlp_collector import Collector, collecting
 from support.processes.polling import PATIENCE_S
 
@@ -80,8 +80,7 @@ def test_failures_and_paths_without_a_route_follow_the_conventions(collector: Co
         assert answer.status_code == 200
         assert '"code":"service_unavailable"' in answer.text
         assert httpx.get(f"{url}/v1/unknown/path", timeout=PATIENCE_S).status_code == 404
-        counted = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
-    assert 'omni_gateway_broken_answers_total{code="service_unavailable"} 1.0' in counted
+        wait_for_metrics(url, 'omni_gateway_broken_answers_total{code="service_unavailable"} 1.0')
     failed, unknown = (span for _, span in collector.spans)
     facts = {item.key: item.value.string_value or item.value.int_value for item in failed.attributes}
     assert (facts["http.response.status_code"], facts["error.type"]) == (200, "service_unavailable")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines
@@ -42,6 +43,19 @@ def serve_gateway(
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
+
+
+def wait_for_metrics(url: str, *lines: str) -> None:
+    """Waits until the metrics of the gateway at `url` have lines that begin so.
+
+    A gateway counts an answer, a response or a session when it has ended it, and the client may know that sooner.
+    """
+
+    def missing() -> list[str]:
+        page = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+        return [line for line in lines if f"\n{line}" not in page]
+
+    wait_until(lambda: not missing(), why=missing)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from omni_gateway.guard.keys import hash_key
 from omni_gateway.settings import GatewaySettings, RealtimeSettings
 from support.media.spoken import sentence, speech_24k
 from support.peers.answering_entry import ARGUMENTS, PCM, Starts, serve_entry
-from support.peers.gateways import serve_gateway
+from support.peers.gateways import serve_gateway, wait_for_metrics
 from support.peers.realtime_events import Caller, call, check_event
 from support.processes.polling import PATIENCE_S
 
@@ -125,10 +125,8 @@ async def test_an_answer_is_begun_at_a_pause_and_dropped_if_the_user_continues(e
             done = (await caller.until("response.done"))["response"]
             assert done["output"][0]["content"][0]["transcript"] == "Hello there"
         assert len(entry[1]) == begun + 2
-        async with httpx.AsyncClient() as client:
-            metrics = (await client.get(f"{url}/metrics")).text
-        for status in ("completed", "dropped"):
-            assert f'omni_gateway_realtime_responses_total{{status="{status}"}} 1.0' in metrics
+        counted = [f'omni_gateway_realtime_responses_total{{status="{one}"}} 1.0' for one in ("completed", "dropped")]
+        await asyncio.to_thread(wait_for_metrics, url, *counted)
 
 
 async def test_a_function_is_called(url: str) -> None:
@@ -307,13 +305,8 @@ async def test_bad_messages_leave_the_session_open(url: str) -> None:
 
 
 async def test_sessions_are_counted_and_end_without_a_trace(url: str) -> None:
-    async with httpx.AsyncClient() as client:
-        async with raw(url) as connection:
-            await connection.recv()
-            assert "omni_gateway_realtime_sessions 1.0" in (await client.get(f"{url}/metrics")).text
-        async with asyncio.timeout(PATIENCE_S):
-            while "omni_gateway_realtime_sessions 0.0" not in (await client.get(f"{url}/metrics")).text:  # noqa: ASYNC110 - no event says it
-                await asyncio.sleep(0.05)
-        found = (await client.get(f"{url}/metrics")).text
-    assert 'omni_gateway_realtime_responses_total{status="completed"}' in found
-    assert 'omni_gateway_requests_total{route="/v1/realtime",status="101"}' in found
+    async with raw(url) as connection:
+        await connection.recv()
+        await asyncio.to_thread(wait_for_metrics, url, "omni_gateway_realtime_sessions 1.0")
+    requests = 'omni_gateway_requests_total{route="/v1/realtime",status="101"}'
+    await asyncio.to_thread(wait_for_metrics, url, "omni_gateway_realtime_sessions 0.0", requests)
