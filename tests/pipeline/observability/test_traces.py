@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from support.media.samples import encode_wav, make_audio
 from support.peers.gateways import serve_gateway
 from support.peers.otel_collector import CollectedSpan, OtelCollector, run_collector
 from support.processes.pipelines import SAMPLES, run_pipeline
+from support.processes.polling import wait_until
 
 # `make full` only: building the collector takes 80 s of CPU. tests/processes/gateway/test_gateway_traces.py uses a
 # receiver written in Python.
@@ -100,10 +100,10 @@ def trace(
 
 
 def _wait_until_written(collector: OtelCollector, names: set[str]) -> None:
-    deadline = time.monotonic() + 30
-    while not names <= {span.name for span in collector.spans()}:
-        assert time.monotonic() < deadline, [span.name for span in collector.spans()]
-        time.sleep(0.1)
+    def written() -> set[str]:
+        return {span.name for span in collector.spans()}
+
+    wait_until(lambda: names <= written(), why=written)
 
 
 def test_all_spans_are_of_the_clients_trace_and_of_known_services(trace: Trace) -> None:

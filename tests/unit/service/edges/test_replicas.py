@@ -152,7 +152,7 @@ async def test_a_dead_pod_costs_no_request(kit: Kit) -> None:
         await first.server.close()
         for _ in range(30):
             assert (await client.run(text=prompt())).text == "Hello"
-        assert client._pool.connected == 1
+        await until(lambda: client._pool.connected == 1)
 
 
 async def test_a_failing_pod_is_ejected(kit: Kit) -> None:
