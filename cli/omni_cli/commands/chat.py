@@ -60,6 +60,8 @@ _RECORDERS: Final = (
 """Programs that write a WAV file, whose name comes last, until SIGINT. macOS has none: `rec` comes with SoX."""
 MAX_RECORDING_S: Final = 300
 """A recording that is forgotten ends by itself."""
+_RECORDER_ENDS_S: Final = 60
+"""How long a recorder may take to write the end of its file. On a busy machine, five seconds were not enough."""
 _WAV_HEADER_BYTES: Final = 44
 
 
@@ -92,7 +94,7 @@ class Recording:
         self._process.send_signal(signal.SIGINT)
         try:
             try:
-                said = self._process.communicate(timeout=5)[1]
+                said = self._process.communicate(timeout=_RECORDER_ENDS_S)[1]
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 said = self._process.communicate()[1]

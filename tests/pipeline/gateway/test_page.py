@@ -26,13 +26,11 @@ from omni_gateway.guard.keys import make_key
 from omni_gateway.settings import GatewaySettings
 from support.media.spoken import speech_24k
 from support.peers.gateways import serve_gateway
-from support.processes.browsers import FLAGS, chromium
+from support.processes.browsers import FLAGS, PATIENCE_MS, chromium
 from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
-
-PATIENCE_MS = 1000 * PATIENCE_S
 
 TAP = """
 globalThis.heard = [];
@@ -96,7 +94,7 @@ def send(page: Page, text: str) -> dict[str, object]:
     page.locator("#text").fill(text)
     with page.expect_request("**/v1/chat/completions") as sent:
         page.locator("#text").press("Enter")
-    expect(page.locator(".turn").last).to_have_attribute("data-state", "done", timeout=120_000)
+    expect(page.locator(".turn").last).to_have_attribute("data-state", "done")
     return json.loads(sent.value.post_data or "")
 
 
@@ -139,7 +137,7 @@ def test_the_python_shown_does_what_was_done(page: Page, tiny_gateway: str, tmp_
     page.locator('[data-snippet="python"]').click()
     program = page.locator("[data-part='code']").inner_text()
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     text, waveform = pcm_of(tiny_gateway, body)
     assert done.stdout == text
@@ -149,7 +147,7 @@ def test_the_python_shown_does_what_was_done(page: Page, tiny_gateway: str, tmp_
     shell = page.locator("[data-part='code']").inner_text()
     sent = subprocess.run(
         ["sh", "-c", shell.replace("curl -N", "curl -sSN --trace-ascii /dev/null")],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     ).stdout  # fmt: skip
     chunks = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: {")]
     said = [chunk["choices"][0]["delta"].get("audio", {}).get("transcript", "") for chunk in chunks if chunk["choices"]]
@@ -285,8 +283,8 @@ def test_a_call_is_held_by_speaking(speaking_browser: Browser, tiny_gateway: str
     expect(page.locator("#text")).to_be_disabled()
     # What the user said is written down and answered, aloud. The second sentence interrupts, or follows.
     for turn in range(2):
-        expect(page.locator("#talk .question p").nth(turn)).not_to_have_text("…", timeout=PATIENCE_MS)
-        expect(page.locator("#talk .answer").nth(turn)).not_to_be_empty(timeout=PATIENCE_MS)
+        expect(page.locator("#talk .question p").nth(turn)).not_to_have_text("…")
+        expect(page.locator("#talk .answer").nth(turn)).not_to_be_empty()
     page.wait_for_function("heard.some((sample) => sample !== 0)", timeout=PATIENCE_MS)
     page.locator("#call").click()
     expect(page.locator("#status")).to_have_text("The call has ended.")

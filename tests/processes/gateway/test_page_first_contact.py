@@ -18,6 +18,7 @@ from support.peers.gateways import serve_gateway
 from support.peers.hearing_entry import ANSWER, HEARD, serve_hearing
 from support.processes.browsers import FLAGS, chromium
 from support.processes.foreign_programs import install_package
+from support.processes.polling import wait_until
 
 pytestmark = [pytest.mark.full]
 
@@ -100,11 +101,7 @@ def test_stop_ends_an_answer(browser: Browser, flood: tuple[str, FloodingEntry],
     expect(page.locator(".turn")).to_have_attribute("data-state", "stopped")
     expect(page.locator("#stop")).to_be_hidden()
     expect(page.locator("#send")).to_be_visible()
-    for _ in range(100):
-        if not entry.endless:
-            break
-        page.wait_for_timeout(50)
-    assert entry.endless == 0, "the request was cancelled in the stage"
+    wait_until(lambda: entry.endless == 0, why=lambda: "the request was not cancelled in the stage")
     page.context.close()
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import shutil
 
+from playwright.sync_api import expect
+
+from support.processes.polling import PATIENCE_S
+
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--autoplay-policy=no-user-gesture-required"),
     "--host-resolver-rules=MAP gateway.test 127.0.0.1",
 )
+
+PATIENCE_MS = 1000 * PATIENCE_S
+expect.set_options(timeout=PATIENCE_MS)
 
 
 def chromium() -> str:
