@@ -279,7 +279,6 @@ class Rollouts(RuleBasedStateMachine):
 MACHINE_SETTINGS = settings(
     max_examples=int(os.environ.get("OMNI_ROLLOUT_EXAMPLES", "20")),
     stateful_step_count=30,
-    deadline=None,
     derandomize="OMNI_ROLLOUT_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )

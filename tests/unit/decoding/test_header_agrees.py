@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from av.error import FFmpegError
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from omni_proto.media_headers import Kind, read_header, sniff
@@ -23,7 +23,7 @@ from support.tables import each_row
 
 AUDIOS = Path(__file__).parents[2] / "data" / "sounds"
 HZ = 16_000
-CHECKED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CHECKED = settings(max_examples=60)
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
     "JPEG": ("L", "RGB", "CMYK"),

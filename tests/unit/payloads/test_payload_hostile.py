@@ -153,7 +153,7 @@ def test_not_a_payload(raw):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_bytes_raise_nothing_else(raw):
     with contextlib.suppress(OmniStageError):
         AdditionalInformationPayload.from_bytes(raw)

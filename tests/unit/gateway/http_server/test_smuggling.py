@@ -17,7 +17,7 @@ from typing import Any
 import httptools
 import pytest
 import uvicorn
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_gateway.http_server.connections import BoundedHttp, bounded_http
 from omni_gateway.http_server.websockets import Arriving, BoundedWebSocket, is_handshake
@@ -230,7 +230,7 @@ async def test_splitting_the_bytes_at_any_point_gives_the_same_answers(name: str
         assert await answers_to(pieces, len(case.answers), turns) == list(case.answers), f"cut at {place}: {pieces}"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(CASES)), st.lists(st.integers(1, 400), max_size=6), st.sampled_from([0, 1, 20]))
 def test_splitting_the_bytes_at_random_points_gives_the_same_answers(name: str, cuts: list[int], turns: int) -> None:
     case = CASES[name]

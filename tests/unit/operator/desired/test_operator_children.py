@@ -117,7 +117,7 @@ class TestSeal:
         turned = dict(reversed(child.items()))
         assert seal(turned)["metadata"]["annotations"][HASH] == child["metadata"]["annotations"][HASH]
 
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=30)
     @given(st.permutations(range(4)))
     def test_order_of_stages_does_not_count(self, order: list[int]) -> None:
         """Server-side apply by two field managers may reorder the stages. That changes no child but the snapshot."""

@@ -176,7 +176,7 @@ def test_two_readers_of_one_stage() -> None:
     assert not is_allowed(policies, talker, caption, 50051)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 15), max_size=15))
 def test_in_any_tree_a_stage_is_called_by_its_upstream_only(parents: list[int]) -> None:
     upstream = {index + 1: parent % (index + 1) for index, parent in enumerate(parents)}

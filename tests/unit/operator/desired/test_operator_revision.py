@@ -126,7 +126,7 @@ def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> No
     assert revision_after(NOTHING) == "bb4ba81"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.permutations(range(3)), st.integers(0, 50), st.integers(1, 64))
 def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests: int) -> None:
     """The order of stages, their replicas and their limits do not change the revision."""

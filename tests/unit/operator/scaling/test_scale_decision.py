@@ -182,7 +182,7 @@ def follow(needs: list[float], pods: int, **more: Any) -> list[tuple[int, int]]:
     return changes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     level=st.floats(0.1, 18.0), noise=st.lists(st.floats(1.0, 1.04), min_size=60, max_size=200), pods=st.integers(1, 20)
 )
@@ -190,7 +190,7 @@ def test_noise_turns_a_stage_at_most_once(level: float, noise: list[float], pods
     assert most_reversals(follow([level * factor for factor in noise], pods)) <= 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0.0, 25.0), st.integers(1, 60)), min_size=1, max_size=12), st.integers(1, 20))
 def test_no_load_turns_a_stage_more_than_twice(levels: list[tuple[float, int]], pods: int) -> None:
     """Once down, and once up again, which serves a load that rose. After that it does not shrink for ten minutes."""

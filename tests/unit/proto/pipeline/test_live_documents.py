@@ -60,7 +60,7 @@ def test_every_kind_of_place_is_tried() -> None:
     assert {("spec",), ("spec", "stages", 1, "inputs", 0), ("spec", "entry", "tls")} <= set(PLACES)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(PLACES), st.sampled_from(["speculation", "int", "str", "[key]", "x-y.z"])),

@@ -6,14 +6,14 @@ import random
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_proto.errors import WireError
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.tensors import TensorChunkView, decode_generate_request, encode_tensor_chunk
 from support.stages.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
 
-FUZZ = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=300)
 
 
 def check_like_protobuf(message: bytes) -> None:

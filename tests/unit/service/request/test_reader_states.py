@@ -174,5 +174,5 @@ class ReaderStates(RuleBasedStateMachine):
         assert {media_id: len(buffer.data) for media_id, buffer in self.reader.media.items()} == self.media
 
 
-ReaderStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ReaderStates.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestReaderStates = ReaderStates.TestCase

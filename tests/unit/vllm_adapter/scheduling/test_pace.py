@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError
@@ -45,7 +45,6 @@ def test_invalid_settings_are_refused(values: object) -> None:
         Pace.from_additional_config({PACE_KEY: values})
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     old=st.integers(1, 8), step_s=st.floats(0.01, 1.0), newcomers_every=st.integers(1, 3), rate=st.floats(1.0, 100.0)
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.playback_order import Group, StepCost
@@ -56,7 +56,6 @@ def count_groups(cost: tuple[float, float] | None, prompts: int, tokens: int) ->
     return groups
 
 
-@settings(deadline=None)
 @given(
     fixed=st.floats(0.002, 0.15),
     per_token=st.floats(1e-6, 2e-3),

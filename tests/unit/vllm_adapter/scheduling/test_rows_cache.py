@@ -21,7 +21,7 @@ def rows_of(name: bytes) -> dict[str, torch.Tensor]:
     return {"rows": torch.full((name[-1] % 3, 2), float(hash(name) % 1000))} if name[-1] % 3 else {}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, 12_000),
     st.integers(0, 12),
@@ -64,7 +64,7 @@ def test_nothing_is_kept_after_a_gap() -> None:
         cache.take(chain)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 7),
     st.integers(0, 3),

@@ -31,7 +31,7 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
     return room, draw(st.lists(session, min_size=1, max_size=20)), draw(st.integers(0, 1 << 16))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(crowds())
 def test_every_session_can_always_grow_to_its_end(crowd: tuple[SessionRoom, list[tuple[int, int]], int]) -> None:
     """In a model of vLLM's block pool, an admitted session always gets the blocks it needs, and every session ends.

@@ -85,7 +85,7 @@ def cut_edges(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], list[EdgeRows]]
 
 
 @given(cut_edges())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[EdgeRows]]) -> None:
     whole, batches = case
     expected = thinker2talker(whole, TEXT, CODEC, 32_768)

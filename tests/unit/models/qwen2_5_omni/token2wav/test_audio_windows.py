@@ -66,7 +66,7 @@ def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple
 
 
 @given(st.integers(1, 80), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObject) -> None:
     codes = list(range(count))
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []

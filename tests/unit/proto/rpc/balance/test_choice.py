@@ -221,7 +221,7 @@ _EVENTS = st.lists(
 
 
 @given(st.integers(1, 6), _EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_an_ejected_pod_is_never_chosen_while_another_lives(count: int, events: list[tuple[str, int]]) -> None:
     names = [f"pod{n}" for n in range(count)]
     pods, now, ends = table(*names), 0.0, dict[str, float]()
@@ -257,7 +257,7 @@ def test_an_ejected_pod_is_never_chosen_while_another_lives(count: int, events: 
 
 
 @given(st.integers(2, 20), st.integers(1, 300), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_later_turns_never_exceed_the_bound(count: int, calls: int, conversations: int, seed: int) -> None:
     draw, pods = random.Random(seed), table(*(f"pod{n}" for n in range(count)))
     for number in range(calls):
