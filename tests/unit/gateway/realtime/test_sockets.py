@@ -204,6 +204,7 @@ async def test_keys_are_taken_from_the_header_and_from_the_subprotocol(
             assert done["status_details"]["error"]["code"] == "rate_limit_exceeded"
             (counted,) = [one["rate_limits"] for one in caller.events if one["type"] == "rate_limits.updated"]
             assert [(one["name"], one["limit"], one["remaining"]) for one in counted] == [("requests", 1, 0)]
+        await asyncio.to_thread(wait_for_metrics, url, "omni_gateway_realtime_sessions 0.0")
         async with raw(url, subprotocols=offered):
             pass
 
