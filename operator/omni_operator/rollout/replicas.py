@@ -100,14 +100,17 @@ def _ask(stage: Stage, held: Mapping[str, int]) -> int:
     return number if scaling.by == "External" else max(least, min(number, scaling.max_replicas or number))
 
 
-def read_held(observed: Observed, serving: LiveSet | None) -> dict[str, int]:
+def read_held(pipeline: OmniPipeline, observed: Observed, serving: LiveSet | None) -> dict[str, int]:
     """Returns the numbers of pods that stages with scaling have: those in the OmniStages, else those of the set that
-    serves. Its zeros count only if the pipeline sleeps, which no deleted OmniStage may end. Without OmniStages nothing
-    could wake it."""
-    ready = find_condition(observed.pipeline, "Ready") or {}
-    sleeps = ready.get("reason") == Reason.SLEEPING and observed.can_scale
-    stages = {} if serving is None else serving.stages
-    live = {name: stage.replicas for name, stage in stages.items() if stage.replicas or sleeps}
+    serves.
+
+    While the pipeline sleeps, the others are 0: neither a deleted OmniStage nor a new name of a stage wakes it. Without
+    OmniStages nothing could wake it later, so it does not sleep.
+    """
+    live = {} if serving is None else {name: stage.replicas for name, stage in serving.stages.items() if stage.replicas}
+    slept = (find_condition(observed.pipeline, "Ready") or {}).get("reason") == Reason.SLEEPING
+    if slept and observed.can_scale and can_sleep(pipeline):
+        live = {stage.name: 0 for stage in pipeline.spec.stages}
     return live | {
         key.name.removeprefix(scale_target_name(observed.name, "")): int(child["spec"]["replicas"])
         for key, child in observed.children.items()

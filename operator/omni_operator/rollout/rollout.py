@@ -125,7 +125,7 @@ def decide_rollout(
     ControllerRevisions (a snapshot of the target is ignored).
     """
     sets, selected = compute_live_sets(observed, now), live_serving_revision(observed)
-    held = read_held(observed, sets.get(selected or ""))
+    held = read_held(pipeline, observed, sets.get(selected or ""))
     view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, selected, now, held)
     serving = _choose_serving(view)
     waits = _target_waits(view)

@@ -145,7 +145,7 @@ class Scaler:
         sets = compute_live_sets(observed, clock)
         live = sets.pop(serving, None) or LiveSet(serving)
         known = self._known.setdefault(key, _Known())
-        held = read_held(observed, live)
+        held = read_held(pipeline, observed, live)
         if is_asleep(pipeline, held):
             self._rest(key, pipeline)
             return

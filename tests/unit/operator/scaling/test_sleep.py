@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -187,15 +188,30 @@ def test_a_stage_that_cannot_start_is_named() -> None:
     assert "stage token2wav: " in ready["message"]
 
 
-def test_a_new_revision_while_it_sleeps_starts_no_pod() -> None:
+def renamed(name: str) -> list[Manifest]:
+    return json.loads(json.dumps(SLEEPY).replace(f'"{name}"', '"other"'))
+
+
+@each_row(
+    "edit, entry",
+    [
+        ({"defaults": {"image": "stage:2"}}, ENTRY),
+        ({"stages": renamed("thinker")}, "demo-other"),
+        ({"stages": renamed("talker")}, ENTRY),
+    ],
+    ids=["an image", "a name for the entry", "a name for a stage below"],
+)
+def test_a_new_revision_while_it_sleeps_starts_no_pod(edit: dict[str, Any], entry: str) -> None:
     cluster = sleeping()
     old = cluster.selected()
-    cluster.edit(defaults={"image": "stage:2"})
+    pods: list[int] = []
+    cluster.after_report.append(lambda: pods.append(len(cluster.pods)))
+    cluster.edit(**edit)
     cluster.settle()
     assert cluster.selected() != old
-    assert not cluster.pods
+    assert max(pods) == 0
     assert reasons(cluster) == ("Sleeping", "RolloutComplete", "AsExpected")
-    cluster.scale(ENTRY, 1)
+    cluster.scale(entry, 1)
     cluster.settle()
     assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
