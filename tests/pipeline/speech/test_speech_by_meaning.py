@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import yaml
 
 from omni_cli.commands.demo import SPOKEN_PIPELINE
 from omni_proto.client import AudioChunk, GenerationResult, OmniClient, ResultBuilder
@@ -56,8 +57,14 @@ CAPITAL = {
 def spoken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
     models = {"llm": find_weights("smollm2-135m-instruct"), "voice": find_weights("en-us-joe-medium")}
     folder = tmp_path_factory.mktemp("spoken")
+    spec = yaml.safe_load(SPOKEN_PIPELINE.read_text())
+    llm, voice = spec["spec"]["stages"]
+    voice["inputs"][0]["mode"] = request.param
+    # With a seed the voice cuts texts and sounds as on any machine. Without one, a busy stage cuts them shorter.
+    for stage in (llm, voice):
+        stage.setdefault("defaultSampling", {})["seed"] = 7
     file = folder / SPOKEN_PIPELINE.name
-    file.write_text(SPOKEN_PIPELINE.read_text().replace("mode: Stream", f"mode: {request.param}"))
+    file.write_text(yaml.safe_dump(spec))
     with fork_pipeline(file, models, folder) as running:
         yield running
 
@@ -78,13 +85,8 @@ def ask(endpoint: str, text: str) -> GenerationResult:
 
 
 def read_aloud(client: openai.OpenAI, text: str) -> tuple[np.ndarray, int]:
-    """Returns the samples from -1 to 1, and their rate.
-
-    With a seed the voice cuts texts and sounds as on any machine. Without one, a busy stage cuts them shorter.
-    """
-    answer = client.audio.speech.create(
-        model=MODEL, input=text, voice="joe", response_format="wav", extra_body={"seed": 7}
-    )
+    """Returns the samples from -1 to 1, and their rate."""
+    answer = client.audio.speech.create(model=MODEL, input=text, voice="joe", response_format="wav")
     return read_wav(answer.content)
 
 
