@@ -278,7 +278,9 @@ class SpeechStream:
             longest = units_for(part.max_tokens)
             if longest < self._longest:
                 self._longest = longest
-                if measure(part.text) > longest and (texts := self._cut(part.text + self._unsent(), longest)):
+                if measure(part.text) > longest and (
+                    texts := self._cut("".join([part.text, *self._list_unsent()]), longest)
+                ):
                     await self._replan(texts)
                     continue
             if self._longest < LONGEST_UNITS:
@@ -288,9 +290,12 @@ class SpeechStream:
             if len(finer) < 2:
                 return
             # The parts after this one would probably be cut too.
-            self._longest = max(SHORTEST_UNITS, min(self._longest, measure(part.text) // 2))
-            later = self._cut(self._unsent(), self._longest)
-            if len(finer) + len(later) > self._starts_left:
+            longest = max(SHORTEST_UNITS, min(self._longest, measure(part.text) // 2))
+            unsent = self._list_unsent()
+            # A long text is cut again only for a lower limit: at most six times, however many parts do not fit.
+            later = self._cut("".join(unsent), longest) if longest < self._longest else unsent
+            self._longest = longest
+            if (unsent and not later) or len(finer) + len(later) > self._starts_left:
                 return
             await self._replan([*finer, *later])
 
@@ -303,9 +308,9 @@ class SpeechStream:
             parts = _list_spoken(split_parts(text, longest))
         return parts if len(parts) <= self._starts_left else []
 
-    def _unsent(self) -> str:
-        """Returns the text after the current part."""
-        return "".join([*([self._ahead.text] if self._ahead else []), *self._waiting])
+    def _list_unsent(self) -> list[str]:
+        """Returns the texts after the current part."""
+        return [*([self._ahead.text] if self._ahead else []), *self._waiting]
 
     async def _replan(self, texts: Iterable[str]) -> None:
         """Drop the current part and the one ahead, of which nothing was sent, and speak these texts instead."""
