@@ -25,10 +25,9 @@ def digest_inputs(rows: torch.Tensor, mrope_positions: torch.Tensor) -> bytes:
     """
     count = min(rows.shape[0], mrope_positions.shape[0]) // GROUP
     kind = f"{rows.dtype} {rows.shape[1]}\n".encode()
-    parts = [_bytes_of_groups(tensor, count) for tensor in (rows, mrope_positions)]
-    return b"".join(sha256(b"".join((kind, *group))).digest() for group in zip(*parts, strict=True))
-
-
-def _bytes_of_groups(tensor: torch.Tensor, count: int) -> list[bytes]:
-    values = tensor[: count * GROUP].contiguous().view(torch.uint8).numpy()
-    return [values[at : at + GROUP].tobytes() for at in range(0, count * GROUP, GROUP)]
+    digests = [sha256(kind) for _ in range(count)]
+    for tensor in (rows, mrope_positions):
+        values = tensor[: count * GROUP].contiguous().view(torch.uint8).numpy()
+        for index, digest in enumerate(digests):
+            digest.update(values[index * GROUP : (index + 1) * GROUP].data)
+    return b"".join(digest.digest() for digest in digests)

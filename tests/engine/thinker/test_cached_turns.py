@@ -42,7 +42,8 @@ _ids = count()
 
 
 def user_says(speaker: int, turn: int) -> ChatMessage:
-    audio = AudioPart(make_audio(10 * speaker + turn, 2.0), 16_000)
+    key = f"{speaker}-{turn}" if turn % 2 else ""
+    audio = AudioPart(make_audio(10 * speaker + turn, 2.0), 16_000, key=key)
     return ChatMessage("user", [audio, TextPart(f"This is question {turn} of speaker {speaker}.")])
 
 
@@ -149,6 +150,31 @@ async def test_later_turns_of_a_talker_compute_what_is_new(tmp_path: Path, famil
             # The rest of a block in the thinker and in the talker is computed again, besides the turn and its frames.
             question = len(whole.prompt_token_ids) / (turn + 1)
             assert new["as it arrives"] <= question + 3 * BLOCK + FRAMES
+
+
+@pytest.mark.full
+async def test_the_twentieth_turn_computes_as_much_of_its_prompts_as_the_second(
+    make_tiny_checkpoint: Callable[..., Path],
+) -> None:
+    family = "qwen3_omni"
+    checkpoint = make_tiny_checkpoint(0, "small", family)
+    limits = {**LIMITS, "max_model_len": 4096, "kv_cache_memory_mib": 64}
+    talk: list[ChatMessage] = []
+    computed: list[tuple[int, int]] = []
+    async with (
+        running(stage_config("thinker", checkpoint, 20, family=family, **limits)) as thinker,
+        running(stage_config("talker", checkpoint, family=family, **limits)) as talker,
+    ):
+        for turn in range(20):
+            talk.append(user_says(0, turn))
+            answer = await ask(thinker, talk)
+            talk.append(ChatMessage("assistant", [TextPart(answer.text)]))
+            spoken = await say(talker, EdgeInput(answer.tensors), turn, "")
+            computed.append((answer.computed_tokens, spoken.computed_tokens))
+    for stage, new in enumerate(zip(*computed, strict=True)):
+        # All of the first turn; then a turn, and what is left of a block in thinker and talker.
+        assert max(new[4], new[19]) <= new[1] + 3 * BLOCK, (stage, new)
+        assert max(new[4], new[19]) <= new[0] + 3 * BLOCK, (stage, new)
 
 
 FRAMES = 16

@@ -77,6 +77,7 @@ class Collected:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
+    cached_tokens: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     audio: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     finish_reason: FinishReason | None = None
@@ -86,12 +87,18 @@ class Collected:
         self.text += step.text
         self.token_ids += step.token_ids
         self.prompt_token_ids = self.prompt_token_ids or step.prompt_token_ids
+        self.cached_tokens += step.cached_tokens
         for name, rows in receive(step).items():
             known = self.tensors.get(name)
             self.tensors[name] = rows if known is None else torch.cat([known, rows])
         if step.audio is not None:
             self.audio = torch.cat([self.audio, torch.as_tensor(step.audio)])
         self.finish_reason = step.finish_reason or self.finish_reason
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of the prompt that the stage computed."""
+        return len(self.prompt_token_ids or ()) - self.cached_tokens
 
 
 @dataclass

@@ -41,7 +41,8 @@ PLACEHOLDER_PROMPT: Final = (0,)
 ignores this token."""
 
 _PROMPT_KEYS: Final = frozenset(
-    {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "additional_information"}
+    {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
+    | {"additional_information"}
 )
 
 

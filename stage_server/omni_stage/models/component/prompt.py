@@ -36,6 +36,8 @@ class ImagePart(Brief):
     """A decoded RGB image."""
 
     image: Image
+    key: str = ""
+    """Equal only for media that are equal and whose requests have the same cache salt; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,6 +48,8 @@ class AudioPart(Brief):
     sampling_rate_hz: int
     damage: float = 0.0
     """The share of the file that was skipped because it is damaged, 0 to 1."""
+    key: str = ""
+    """See ImagePart."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,6 +63,8 @@ class VideoPart(Brief):
     """The video's audio; None if the model reads only the frames."""
     damage: float = 0.0
     """The share of the file that was skipped because it is damaged, 0 to 1."""
+    key: str = ""
+    """See ImagePart."""
 
 
 MediaPart = ImagePart | AudioPart | VideoPart

@@ -12,7 +12,7 @@ from omni_proto.media_headers.video import FRAMES_PER_SECOND
 from omni_stage.decoding.resample import resample
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, in_field
 from omni_stage.exchange import GivenReply, ReplyTokens
-from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, MediaPart, TextPart, UserPrompt, VideoPart
 from omni_stage.models.shared.text.chat_template import ChatTemplate
 from omni_stage.models.shared.text.encoder import TextEncoder
 from omni_stage.models.shared.text.tokenizer import load_tokenizer, read_chat_template
@@ -175,7 +175,7 @@ class PromptBuilder:
             for place, part in enumerate(message.parts)
         ]
         parts = [part for _, part in placed]
-        images = [(f"{path}.image", part.image) for path, part in placed if isinstance(part, ImagePart)]
+        images = [(f"{path}.image", part) for path, part in placed if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         clips = [
             (f"{path}.{_KINDS[type(part)]}", clip) for path, part in placed if (clip := _audio_of(part)) is not None
@@ -192,7 +192,7 @@ class PromptBuilder:
             media["video"] = [video.frames for video in videos]
             settings = {"mm_processor_kwargs": {"fps": float(FRAMES_PER_SECOND), "do_sample_frames": False}}
         if images:
-            media["image"] = [_check_image(image, field) for field, image in images]
+            media["image"] = [_check_image(part.image, field) for field, part in images]
         if clips:
             media["audio"] = [
                 (prepare_audio(clip, self._max_audio_samples, field), AUDIO_RATE_HZ) for field, clip in clips
@@ -200,7 +200,14 @@ class PromptBuilder:
         if not media:
             return {"prompt_token_ids": self._encode(text, maximum, field)}
         self._encoder.check(text, maximum, field)
-        return {"prompt": text, "multi_modal_data": media, **settings}
+        given: dict[str, Sequence[MediaPart]] = {
+            "video": videos,
+            "image": [part for _, part in images],
+            "audio": [clip for _, clip in clips],
+        }
+        # vLLM names processed media by these, and hashes only the contents of media without a name.
+        names = {kind: [f"{kind}-{part.key}" if part.key else None for part in given[kind]] for kind in media}
+        return {"prompt": text, "multi_modal_data": media, "multi_modal_uuids": names, **settings}
 
     def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
         """Returns the text, with an audio placeholder inserted after the placeholder of each video marked in `heard`.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import replace
 
-from omni_stage.models.component import AudioPart, ImagePart, MediaPart
+from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
 from omni_stage.service.media.decode_job import describe_job
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
@@ -18,6 +19,13 @@ def content_key(slot: MediaSlot, rules: MediaRules, salt: str) -> bytes:
     digest = hashlib.sha256(hashlib.sha256(job).digest())
     digest.update(slot.data)
     return digest.digest()
+
+
+def named(part: MediaPart, key: str) -> MediaPart:
+    """Returns a decoded medium with its key, which a video's audio shares."""
+    if isinstance(part, VideoPart) and part.audio is not None:
+        return replace(part, key=key, audio=replace(part.audio, key=key))
+    return replace(part, key=key)
 
 
 def decoded_bytes(part: MediaPart) -> int:

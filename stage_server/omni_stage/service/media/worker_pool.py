@@ -26,7 +26,7 @@ from omni_stage.models.component import MediaPart
 from omni_stage.process.background import yield_cores
 from omni_stage.process.worker_process import WorkerProcess
 from omni_stage.service.media.decode_job import DecodeJob
-from omni_stage.service.media.decoded import DecodedMedia, content_key
+from omni_stage.service.media.decoded import DecodedMedia, content_key, named
 from omni_stage.service.media.planning import only_field
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
@@ -121,7 +121,7 @@ class MediaPool:
         found = [self._kept.get(key) for key in keys]
         new = [slot for slot, part in zip(slots, found, strict=True) if part is None]
         decoded = iter(await self._decode(new, rules, timeout_s) if new else ())
-        parts = [part or next(decoded) for part in found]
+        parts = [part or named(next(decoded), key.hex()) for part, key in zip(found, keys, strict=True)]
         for key, part in zip(keys, parts, strict=True):
             self._kept.put(key, part)
         return parts

@@ -27,7 +27,7 @@ from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.payloads import OMNI_ROWS_KEY
 from omni_stage.vllm_adapter.scheduling.rows_cache import RowsCache, RowsOfRequest, row_bytes
 from omni_stage.vllm_adapter.wiring.names import ROW_POSITIONS, ROWS_REUSED
-from omni_stage.vllm_adapter.wiring.packing import ROWS_NAME, encode_output, pack_error, unpack
+from omni_stage.vllm_adapter.wiring.packing import ROWS_NAME, encode_output, pack_error, pack_tensors, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class CachedPrefixes:
             return sent
         tensors = {} if unpacked is None else unpacked.tensors
         positions = tensors.pop(ROW_POSITIONS, None)
-        others = {name: tensors.pop(name) for name in _PROMPT_TENSORS if name in tensors}
+        others: dict[str, torch.Tensor] = {name: tensors.pop(name) for name in _PROMPT_TENSORS if name in tensors}
         if positions is not None:
             rows.selects = True
         elif rows.selects:
@@ -137,8 +137,8 @@ class CachedPrefixes:
         if not rows.reused:
             return sent if positions is None or sent is None else _encode(tensors | others)
         count = sum(len(next(iter(block.values()))) for block in rows.reused if block)
-        reused = torch.tensor([count, sum(map(row_bytes, rows.reused))])
-        return _encode(rows.fill(tensors) | others | {ROWS_REUSED: reused})
+        others[ROWS_REUSED] = torch.tensor([count, sum(map(row_bytes, rows.reused))])
+        return pack_tensors({**rows.fill(tensors), **{name: [tensor] for name, tensor in others.items()}})
 
 
 def wants_rows(request: Request) -> bool:

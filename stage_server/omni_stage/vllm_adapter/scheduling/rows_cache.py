@@ -108,9 +108,10 @@ class RowsOfRequest:
     _block: list[BlockRows] = field(default_factory=list)
     """Rows of the block that is not complete yet."""
 
-    def fill(self, rows: BlockRows) -> dict[str, torch.Tensor]:
-        """Returns the rows of the reused prefix followed by the first rows from the worker. Forgets the former."""
-        filled = join_rows([*self.reused, rows])
+    def fill(self, rows: BlockRows) -> dict[str, list[torch.Tensor]]:
+        """Returns the rows of the reused prefix and then the first rows from the worker, in parts. Forgets the
+        former."""
+        filled = _by_name([*self.reused, rows])
         self.reused = []
         return filled
 
@@ -151,5 +152,9 @@ class RowsOfRequest:
 
 def join_rows(parts: Sequence[BlockRows]) -> dict[str, torch.Tensor]:
     """Returns the rows of all parts, one part after the other, as copies. A part may have no rows, and no names."""
+    return {name: torch.cat(rows) for name, rows in _by_name(parts).items()}
+
+
+def _by_name(parts: Sequence[BlockRows]) -> dict[str, list[torch.Tensor]]:
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
+    return {name: [part[name] for part in parts if name in part] for name in names}

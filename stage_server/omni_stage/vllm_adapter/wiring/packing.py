@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -67,22 +67,27 @@ class UnpackedOutput:
     """(kind, message): the exception's class name and a message that holds no contents."""
 
 
-def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def pack_tensors(tensors: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> torch.Tensor:
     """Packs named tensors into a contiguous 1-D uint8 CPU tensor; `unpack` returns them bit for bit.
 
-    Tensors on other devices are copied to the host here, which waits for the device.
+    Several tensors of one name, on the CPU and alike but for their rows, become one: the rows of each in turn. A tensor
+    on another device is copied to the host here, which waits for the device.
 
     Raises:
         InvalidTensorError: a dtype is not supported, a name is empty, or the names and shapes are too long together.
     """
     headers: list[_TensorHeader] = []
-    parts: list[torch.Tensor] = []
-    for name, tensor in tensors.items():
+    groups: list[Sequence[torch.Tensor]] = []
+    for name, given in tensors.items():
         if not name:
             raise InvalidTensorError("an output tensor has an empty name; give each tensor a name", field="name")
-        headers.append(_TensorHeader(name, _dtype_name(name, tensor), list(tensor.shape)))
-        parts.append(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
-    return _assemble(_Header(tensors=headers), parts)
+        parts = (given,) if isinstance(given, torch.Tensor) else given
+        shape = list(parts[0].shape)
+        if len(parts) > 1:
+            shape[0] = sum(part.shape[0] for part in parts)
+        headers.append(_TensorHeader(name, _dtype_name(name, parts[0]), shape))
+        groups.append(parts)
+    return _assemble(_Header(tensors=headers), groups)
 
 
 def pack_error(kind: str, message: str) -> torch.Tensor:
@@ -147,7 +152,7 @@ def _may_be_packed(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.uint8 and tensor.dim() == 1
 
 
-def _assemble(header: _Header, parts: list[torch.Tensor]) -> torch.Tensor:
+def _assemble(header: _Header, groups: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
     encoded = _ENCODER.encode(header)
     if len(encoded) > _MAX_HEADER_BYTES:
         raise InvalidTensorError(
@@ -156,15 +161,21 @@ def _assemble(header: _Header, parts: list[torch.Tensor]) -> torch.Tensor:
         )
     head = _PREFIX.pack(_MAGIC, len(encoded)) + encoded
     total = len(head)
-    for part in parts:
-        total = _aligned(total) + part.numel()
-    packed = torch.zeros(total, dtype=torch.uint8)
+    for entry in header.tensors:
+        total = _aligned(total) + _byte_length(entry)
+    packed = torch.empty(total, dtype=torch.uint8)
     packed[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    offset = len(head)
-    for part in parts:
-        offset = _aligned(offset)
-        packed[offset : offset + part.numel()] = part
-        offset += part.numel()
+    end = len(head)
+    for entry, parts in zip(header.tensors, groups, strict=True):
+        offset = _aligned(end)
+        packed[end:offset] = 0
+        end = offset + _byte_length(entry)
+        # Rows are copied once, straight to their place: those of a long prompt are many MiB.
+        place = packed[offset:end].view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        if len(parts) == 1:
+            place.copy_(parts[0].detach())
+        else:
+            torch.cat([part.detach() for part in parts], out=place)
     return packed
 
 

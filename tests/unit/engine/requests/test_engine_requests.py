@@ -85,7 +85,8 @@ def test_a_cache_salt_is_the_prompts(request_of):
 
 
 def test_text_and_media_pass_through():
-    prompt = {"prompt": "hello", "multi_modal_data": {"image": object()}, "mm_processor_kwargs": {}}
+    media = {"multi_modal_data": {"image": object()}, "multi_modal_uuids": {"image": ["image-1"]}}
+    prompt = {"prompt": "hello", **media, "mm_processor_kwargs": {}}
     assert sampled(prompt).lower(TRAITS)[0] == prompt
 
 

@@ -38,7 +38,6 @@ REFUSED = {
     "no prompt": Refused(sampled({}), TRAITS, InvalidRequestError, "prompt"),
     "no tokens": Refused(sampled({"prompt_token_ids": []}), TRAITS, InvalidRequestError, "prompt_token_ids"),
     "unknown key": Refused(sampled({"prompt_token_ids": [1], "x": 1}), TRAITS, InvalidRequestError, "prompt"),
-    "cache hashes": Refused(sampled({"prompt": "a", "multi_modal_uuids": {}}), TRAITS, InvalidRequestError, "prompt"),
     "cache salt": Refused(sampled({"prompt": "a", "cache_salt": "s"}), TRAITS, InvalidRequestError, "prompt"),
     "negative token": Refused(sampled({"prompt_token_ids": [-1]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
     "token beyond vocabulary": Refused(

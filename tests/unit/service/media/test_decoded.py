@@ -47,6 +47,7 @@ async def test_a_turn_decodes_only_what_is_new(pool: MediaPool) -> None:
     assert isinstance(new, AudioPart)
     assert isinstance(salted, AudioPart)
     np.testing.assert_array_equal(salted.samples, first.samples)
+    assert len({first.key, new.key, salted.key, ""}) == 4
     assert not np.array_equal(new.samples, first.samples)
 
 
@@ -72,6 +73,7 @@ async def test_videos_are_kept_with_their_audio(pool: MediaPool) -> None:
     assert again is first
     assert isinstance(first, VideoPart)
     assert first.audio is not None
+    assert first.audio.key == first.key != ""
     deaf = judge_medium(MediaSlot("f", "video", "", data, None, len(data)), RULES)
     (silent,) = await pool.decode([deaf], RULES, PATIENCE_S)
     assert isinstance(silent, VideoPart)

@@ -39,6 +39,14 @@ def test_many_tensors_keep_their_order_and_own_their_memory() -> None:
     assert all(torch.equal(result[name], TENSORS[name]) for name in TENSORS)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_parts_of_a_tensor_become_one(dtype: torch.dtype) -> None:
+    whole = torch.arange(21).reshape(7, 3).to(dtype)
+    parts = [whole[:2], whole[2:2], whole[2:]]
+    packed = pack_tensors({"rows": parts, "other": torch.tensor([True])})
+    assert torch.equal(packed, pack_tensors({"rows": whole, "other": torch.tensor([True])}))
+
+
 def test_a_packed_tensor_is_read_at_any_storage_offset() -> None:
     packed = pack_tensors(TENSORS)
     shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), packed])[3:]

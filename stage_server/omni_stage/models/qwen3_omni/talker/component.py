@@ -279,17 +279,16 @@ class TalkerConditioning:
     ) -> TalkerPart:
         codec = self._speech.codec
         text_here, media_here = codec.placeholders
-        rows = self._table.read(torch.where(is_media, 0, heard))
-        rows[is_media] = media.to(rows.dtype)
         spoken = self._table.read(text)
-        parts = [
-            rows,
-            spoken[:_FRAME],
-            self._speech_rows(*["padding"] * _PADDING, "start"),
-            spoken[_FRAME:],
-        ]
+        parts = [spoken[:_FRAME], self._speech_rows(*["padding"] * _PADDING, "start"), spoken[_FRAME:]]
         if self._ended:
             parts.append(self._speech_rows("end", "padding"))
+        count = heard.shape[0]
+        rows = spoken.new_empty(count + sum(part.shape[0] for part in parts), self._table.width)
+        # The media of a long call are many MiB, so they are copied once.
+        rows[:count][is_media] = media.to(rows.dtype)
+        rows[:count][~is_media] = self._table.read(heard[~is_media])
+        torch.cat(parts, out=rows[count:])
         tokens = torch.where(is_media, media_here, text_here).tolist() + [text_here] * _FRAME
         tokens += [codec.no_think, codec.think_start, codec.think_end, self._speaker, codec.padding, codec.start]
         audio, _, _ = self._checkpoint.placeholder_ids
@@ -302,7 +301,7 @@ class TalkerConditioning:
                 limit=self._speech.talker_positions,
             )
         self._fresh.clear()
-        prompt = TalkerPrompt(tokens, torch.cat(parts), positions, following - len(tokens))
+        prompt = TalkerPrompt(tokens, rows, positions, following - len(tokens))
         return self._place(prompt.input_rows, prompt)
 
     def _place(self, rows: torch.Tensor, prompt: TalkerPrompt | None) -> TalkerPart:

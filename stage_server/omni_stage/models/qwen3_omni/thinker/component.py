@@ -139,7 +139,8 @@ class ThinkerEmitter:
             return tensors
         heard = find_user_tokens(prompt, self._checkpoint.text)[media]
         if heard.any():
-            tensors["media"] = rows[heard].to(torch_dtype(self._checkpoint.dtype)).contiguous()
+            chosen = rows if heard.all() else rows[heard]
+            tensors["media"] = chosen.to(torch_dtype(self._checkpoint.dtype)).contiguous()
             tensors["media_positions"] = positions[: prompt.shape[0]][media][heard].to(torch.int64).contiguous()
         return tensors
 

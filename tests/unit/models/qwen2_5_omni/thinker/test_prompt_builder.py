@@ -59,7 +59,12 @@ def test_chat_without_media_is_tokenized(builder: PromptBuilder, tiny_checkpoint
 def test_media_keep_their_order(builder: PromptBuilder) -> None:
     grey = make_image(1).convert("L")
     prompt = builder.build(
-        chat(TextPart("Look: "), ImagePart(grey), AudioPart(make_audio(0), 16_000), ImagePart(make_image(2)))
+        chat(
+            TextPart("Look: "),
+            ImagePart(grey, "a"),
+            AudioPart(make_audio(0), 16_000, key="a"),
+            ImagePart(make_image(2)),
+        )
     )
     assert (
         "Look: <|vision_bos|><|IMAGE|><|vision_eos|><|audio_bos|><|AUDIO|><|audio_eos|><|vision_bos|>"
@@ -69,6 +74,7 @@ def test_media_keep_their_order(builder: PromptBuilder) -> None:
     assert [image.mode for image in media["image"]] == ["RGB", "RGB"]
     assert media["image"][0].tobytes() == grey.convert("RGB").tobytes()
     assert media["audio"][0][1] == 16_000
+    assert prompt["multi_modal_uuids"] == {"image": ["image-a", None], "audio": ["audio-a"]}
 
 
 def test_audio_is_brought_to_the_encoders_rate(builder: PromptBuilder) -> None:
@@ -157,7 +163,8 @@ def test_a_reply_to_media_is_token_ids_beside_them(builder: PromptBuilder, tiny_
     plain = builder.build(prompt)
     given = builder.build(prompt, reply=ReplyTokens((5, 6), "x"))
     assert given["prompt_token_ids"] == [*tokenizer(plain["prompt"])["input_ids"], 5, 6]
-    assert (set(given), list(given["multi_modal_data"])) == ({"prompt_token_ids", "multi_modal_data"}, ["image"])
+    assert set(given) == {"prompt_token_ids", "multi_modal_data", "multi_modal_uuids"}
+    assert list(given["multi_modal_data"]) == ["image"]
 
 
 def test_names_of_special_tokens_in_a_reply_are_text(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
