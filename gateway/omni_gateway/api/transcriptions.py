@@ -26,7 +26,7 @@ from omni_gateway.api.live import (
 from omni_gateway.client_paths import TRANSCRIPT
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
-from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, unix_seconds
 from omni_gateway.errors import (
     GatewayError,
     InternalError,
@@ -44,6 +44,7 @@ from omni_gateway.openai.form_body import FORM_TYPE, is_form, parse_form
 from omni_gateway.openai.transcripts import (
     PLAIN,
     Trimmer,
+    begin_chunks,
     build_instruction,
     build_options,
     close_segments,
@@ -105,6 +106,8 @@ class Task:
     name: str
     language: str = ""
     stream: bool = False
+    counts: bool = False
+    """Whether the stream ends with vLLM's chunk of the usage."""
 
 
 async def read_form(request: Request, model: type[_Form]) -> _Form:
@@ -133,7 +136,7 @@ async def read_form(request: Request, model: type[_Form]) -> _Form:
 
 async def respond(request: Request, form: TranscriptionRequest | TranslationRequest, route: str, name: str) -> Response:
     """Checks the request and returns its answer. Raises GatewayError."""
-    task = Task(route, name, form.language or "", bool(form.stream))
+    task = Task(route, name, form.language or "", bool(form.stream), bool(form.stream_include_usage))
     gateway, call = gateway_of(request), call_of(request)
     check_unsupported(gateway, call, find_unsupported(form))
     call.model, pipeline = find_pipeline(pipelines_of(request), form.model)
@@ -247,17 +250,24 @@ async def respond_live(
 async def stream_transcript(
     gateway: Gateway, call: Call, events: AsyncGenerator[Event, None], task: Task, facts: EntryFacts
 ) -> AsyncGenerator[bytes, None]:
-    """Yields OpenAI's events transcript.text.delta, and at the end transcript.text.done or an error."""
+    """Yields OpenAI's events transcript.text.delta, and at the end transcript.text.done or an error. Each is a chunk of
+    vLLM's too, whose clients read nothing else."""
     trimmer = Trimmer()
+    chunk = begin_chunks(task.name, call.id.removeprefix("req_"), call.model, unix_seconds())
     async with aclosing(events):
         try:
             async for item in events:
                 if isinstance(item, TextDelta | TranscriptDelta) and item.stage == facts.stage:
                     for text in trimmer.add(item.text):
-                        yield event({"type": "transcript.text.delta", "delta": text})
+                        said = {"type": "transcript.text.delta", "delta": text}
+                        yield event({**said, **chunk, "choices": [{"delta": {"content": text}}]})
                 elif isinstance(item, Summary):
                     check_whole(gateway, call, item, task)
-                    yield event({"type": "transcript.text.done", "text": trimmer.text, "usage": count_tokens(item)})
+                    said = {"type": "transcript.text.done", "text": trimmer.text}
+                    ended = [{"delta": {"content": ""}, "finish_reason": "stop"}]
+                    yield event({**said, "usage": count_tokens(item), **chunk, "choices": ended})
+                    if task.counts:
+                        yield event({**chunk, "choices": [], "usage": read_usage(item)})
         except GatewayError as error:
             yield error_event(error)
 

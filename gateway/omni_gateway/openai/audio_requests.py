@@ -99,8 +99,8 @@ class _AudioRequest(Sampled):
     """The language that is spoken, in ISO 639-1, e.g. en. Default, and with auto: the model recognizes it."""
     stream: bool | None = None
     """Send the text while it is written, as server-sent events. Only with response_format json or text."""
-    stream_include_usage: Any = None
-    """vLLM extension; without effect, because the last event always has the usage."""
+    stream_include_usage: bool | None = None
+    """vLLM extension: a last chunk with the usage, as vLLM sends it. OpenAI's last event has it in any case."""
     stream_continuous_usage_stats: Annotated[bool | None, Unsupported(Without.HINT, neutral=[False])] = None
     """vLLM extension, a hint; without effect: the usage comes at the end."""
     max_completion_tokens: Annotated[int | None, Unsupported(Without.HINT)] = None

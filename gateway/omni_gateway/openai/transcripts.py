@@ -34,6 +34,12 @@ def build_options(task: str, language: str, prompt: str, *, timestamps: bool) ->
     }
 
 
+def begin_chunks(task: str, id: str, model: str, created: int) -> dict[str, Any]:
+    """Returns what vLLM's chunks of one stream have in common. created: seconds since the epoch."""
+    name, prefix = {"transcribe": ("transcription", "trsc"), "translate": ("translation", "trsl")}[task]
+    return {"id": f"{prefix}-{id}", "object": f"{name}.chunk", "created": created, "model": model}
+
+
 def close_segments(text: str, segments: Sequence[TimedText]) -> list[TimedText]:
     """Returns the segments, of which the last one also has what follows it in the text."""
     rest = text[sum(len(one.text) for one in segments) :]

@@ -176,7 +176,15 @@ def test_what_vllm_s_clients_add_reaches_the_stage(served: Served, task: str) ->
     extra = {**wanted, **penalties, "seed": 4419, "language": "de", "stream": "True", "stream_include_usage": "True"}
     said: Any = client.with_raw_response.create(model="whisper", file=FILE, extra_body=extra)
     events = [json.loads(line[6:]) for line in said.text.splitlines() if line]
-    assert (events[-1]["text"], events[-1]["usage"]["total_tokens"]) == (WORDS, 13)
+    assert (events[-2]["text"], events[-2]["usage"]["total_tokens"]) == (WORDS, 13)
+    # Read as `vllm bench serve` and vLLM's example do.
+    deltas = [one["choices"][0]["delta"].get("content") for one in events if one["choices"]]
+    assert ("".join(deltas), events[-1]["usage"]["completion_tokens"]) == (WORDS, 9)
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    prefix, kind = {"transcribe": ("trsc-", "transcription.chunk"), "translate": ("trsl-", "translation.chunk")}[task]
+    assert {(one["object"], one["model"], one["id"][:5], one["created"] > 0) for one in events} == {
+        (kind, "whisper", prefix, True)
+    }
     start = served.entries["whisper"].starts[-1]
     sampling = start.sampling["asr"]
     assert {name: getattr(sampling, name) for name in (wanted | penalties)} == wanted | penalties
