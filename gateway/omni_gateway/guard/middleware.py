@@ -164,6 +164,7 @@ class Guard:
         except ClientDisconnectedError:
             if not reply.started:
                 self._charge(call)  # it cost as much as a refused one
+            reply.cut()  # of a client that stalls, the kernel would keep what it has not read
             reply.status = DISCONNECTED_STATUS
             self._gateway.metrics.left.inc()
         except GatewayError as error:

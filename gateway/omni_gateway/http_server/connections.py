@@ -140,6 +140,7 @@ class BoundedHttp(StrictHttp):
 
     def cut(self) -> None:
         """Close the connection immediately."""
+        self._leave_answered()
         if not self.transport.is_closing():
             self.transport.abort()
 

@@ -89,6 +89,16 @@ class StrictHttp(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._refuse(error)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request that is being answered. uvicorn (0.54) ends the newest one, which may wait behind it."""
+        self._leave_answered()
+        super().connection_lost(exc)
+
+    def _leave_answered(self) -> None:
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what was asked for, although the client sends nothing more. Returns whether the connection stays open.
 

@@ -149,12 +149,20 @@ async def test_a_client_that_sends_nothing_more_gets_its_answers(sent: bytes, an
     assert statuses == answers
 
 
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_a_client_that_left_is_noticed(version: bytes) -> None:
+@pytest.mark.parametrize(
+    ("version", "behind"),
+    [
+        (b"1.1", b""),
+        (b"1.0", b""),
+        (b"1.1", b"GET" + HALF + b"\r\n"),
+        (b"1.1", b"POST" + HALF + b"content-length: 4\r\n\r\na"),
+    ],
+)
+async def test_a_client_that_left_is_noticed(version: bytes, behind: bytes) -> None:
     async with serve(Bounds()) as port:
         arrived.clear()
         _, writer = await connect(port)
-        writer.write(b"GET /never HTTP/%b\r\nhost: x\r\n\r\n" % version)
+        writer.write(b"GET /never HTTP/%b\r\nhost: x\r\n\r\n%b" % (version, behind))
         await writer.drain()
         writer.close()
         await until(lambda: arrived == ["/never"])
