@@ -306,7 +306,7 @@ async def respond_whole(
         return JSONResponse({"text": text, "usage": count_tokens(result.summary)}, headers=headers)
     verbose: dict[str, Any] = {
         "task": task.name,
-        "language": "english" if task.name == "translate" else task.language or language or None,
+        "language": "english" if task.name == "translate" else task.language or language,
         "duration": seconds,
         "text": text,
         "usage": {"type": "duration", "seconds": math.ceil(seconds)},

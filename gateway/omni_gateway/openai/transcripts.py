@@ -49,7 +49,8 @@ def close_segments(text: str, segments: Sequence[TimedText]) -> list[TimedText]:
 
 
 def describe_segments(segments: Sequence[TimedText], temperature: float) -> list[dict[str, Any]]:
-    """Returns OpenAI's segments. What the stage does not state is null."""
+    """Returns OpenAI's segments. What the stage does not state is empty or 0: OpenAI's types have no null here, so that
+    clients compare these numbers, and typed ones refuse the answer."""
     return [
         {
             "id": number,
@@ -57,11 +58,11 @@ def describe_segments(segments: Sequence[TimedText], temperature: float) -> list
             "start": one.segment.start_s,
             "end": one.segment.end_s,
             "text": one.text,
-            "tokens": None,
+            "tokens": [],
             "temperature": temperature,
-            "avg_logprob": None,
+            "avg_logprob": 0.0,
             "compression_ratio": _compression_ratio(one.text),
-            "no_speech_prob": None,
+            "no_speech_prob": 0.0,
         }
         for number, one in enumerate(segments)
     ]
