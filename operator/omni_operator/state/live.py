@@ -58,11 +58,13 @@ class LiveStage:
 
     @property
     def rolling(self) -> bool:
-        """Whether pods of an older template are still being replaced."""
+        """Whether pods of an older template are still being replaced. A completed Deployment that has fewer pods than
+        replicas has lost them, or has just been scaled up."""
+        updated = _status(self.deployment, "updatedReplicas")
         return self.deployment is not None and (
             not self.synced
-            or _status(self.deployment, "updatedReplicas") < self.replicas
-            or _status(self.deployment, "replicas") > _status(self.deployment, "updatedReplicas")
+            or (updated < self.replicas and not self.completed)
+            or _status(self.deployment, "replicas") > updated
         )
 
     @property

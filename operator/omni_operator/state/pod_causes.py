@@ -22,7 +22,7 @@ from omni_operator.state.wordings import REFUSALS, SCHEDULER, Wording, find_word
 from omni_proto.pipeline import GPU_RESOURCES
 
 SLOW_SETUP: Final = timedelta(minutes=2)
-"""How long the setup of a pod's volumes and network may take before it counts as a failure."""
+"""How long a scheduler may take to notice a pod, and the setup of its volumes and network, before it is a failure."""
 NODE_WAIT: Final = timedelta(minutes=15)
 """How long a pod that no more capacity would help may wait for a node, e.g. for an autoscaler's first node of a kind,
 before it counts as a failure."""
@@ -79,7 +79,8 @@ def needs_correction(stage: LiveStage, now: datetime) -> bool:
 
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:
     """Returns the time at which a cause may appear without an event, because a time limit passes; None if none can."""
-    times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
+    waits = [since for pod in stage.pods for since in (_in_setup_since(pod), _unnoticed_since(pod))]
+    times = [since + SLOW_SETUP for since in waits if since is not None]
     times += [since + NODE_WAIT for pod in stage.pods if (since := _misplaced_since(pod)) is not None]
     times += [*_deadlines(stage), *(time for time in (lost_capacity_at(stage),) if time is not None)]
     return min((time for time in times if time > now), default=None)
@@ -171,6 +172,13 @@ def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
     if message is not None:
         yield _scheduling_cause(pod, message, now)
         return
+    unnoticed = _unnoticed_since(pod)
+    if unnoticed is not None and unnoticed + SLOW_SETUP <= now:
+        yield Cause(
+            Reason.UNSCHEDULABLE,
+            "no scheduler has taken up a pod: start the one that schedulerName names, or create what resourceClaims "
+            "name; see kubectl describe pod",
+        )
     spec, status = pod["spec"], pod.get("status") or {}
     found = False
     for kind, init in (("initContainer", True), ("container", False)):
@@ -274,6 +282,12 @@ def _in_setup_since(pod: Manifest) -> datetime | None:
         return None
     since = scheduled.get("lastTransitionTime")
     return None if since is None or is_terminating(pod) else parse_time(str(since))
+
+
+def _unnoticed_since(pod: Manifest) -> datetime | None:
+    """Returns when a pod was created that no scheduler has reported on; None if one has."""
+    is_noticed = pod["spec"].get("nodeName") or find_condition(pod, "PodScheduled") or is_terminating(pod)
+    return None if is_noticed else parse_time(str(pod["metadata"]["creationTimestamp"]))
 
 
 def _after(later: object, earlier: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -128,12 +129,14 @@ def whole(value: Any) -> Any:
 
 
 def exact_bound(bound: float) -> float:
-    """Returns the bound, or the next number towards 0 that a float64 represents exactly.
+    """Returns the bound, or the next number towards 0 that the API server keeps, and prints with the same digits.
 
-    The API server stores bounds as float64. It would round 2^63-1 up to 2^63, read that as negative and refuse all
-    values.
+    It stores bounds as float64: 2^63-1 would become 2^63, which it reads as negative and refuses all values. And it
+    prints the shortest digits that mean the same float64: other digits would show as drift in a GitOps tool.
     """
-    return bound if float(bound) == bound else int(math.nextafter(bound, 0))
+    while isinstance(bound, int) and Decimal(repr(float(bound))) != bound:
+        bound = int(math.nextafter(bound, 0))
+    return bound
 
 
 def map_values(node: Schema) -> Schema | None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.controlplane.chains import gpu_pipeline, watching_chains
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.operators import OperatorProcess
+from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     REVISION_LABEL,
     STAGE_LABEL,
@@ -170,6 +170,23 @@ def test_a_compatible_change_rolls_in_place(
         wait_settled(api)
     assert watcher.served == [old]
     eventually(lambda: len({pod["metadata"]["uid"] for pod in api.list("Pod")} & pods) == 2)
+
+
+def test_a_drained_node_is_a_loss_and_no_rollout(
+    control_plane: ControlPlane, api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]
+) -> None:
+    """The status says what is missing: it does not take new pods for those of a first start."""
+    node = gpu_node(3)
+    api.apply(gpu_pipeline(node))
+    wait_settled(api)
+    pods = {pod["metadata"]["uid"] for pod in api.list("Pod")}
+    control_plane.kubectl("drain", node, "--delete-emptydir-data", namespace=api.namespace)
+    eventually(lambda: len({pod["metadata"]["uid"] for pod in api.list("Pod")} - pods) == 3)
+    wait_idle(operator)
+    wait_condition(api, "Degraded", status="True", reason="Unschedulable")
+    wait_condition(api, "Progressing", status="False", reason="RolloutComplete")
+    control_plane.kubectl("uncordon", node)
+    wait_settled(api)
 
 
 def test_tls_replaces_the_pods_of_the_entry_alone(api: Api, operator: OperatorProcess) -> None:

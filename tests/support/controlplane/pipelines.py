@@ -197,6 +197,20 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if one == other else [f"{path}: {one!r} -> {other!r}"[:500]]
 
 
+def drift(written: Any, live: Any) -> list[str]:
+    """Returns what a GitOps tool would report as changed: fields of `written` that the API server dropped, and values
+    and orders that it changed. Fields that it added are none."""
+    return differences(written, _among(written, live))
+
+
+def _among(written: Any, live: Any) -> Any:
+    if isinstance(written, dict) and isinstance(live, dict):
+        return {key: _among(value, live[key]) for key, value in written.items() if key in live}
+    if isinstance(written, list) and isinstance(live, list) and len(written) == len(live):
+        return [_among(*pair) for pair in zip(written, live, strict=True)]
+    return live
+
+
 def _join(key: Any) -> str:
     return " ".join(key) if isinstance(key, tuple) else str(key)
 

@@ -81,6 +81,9 @@ POD_CASES: dict[str, PodCase] = {
         ["scheduling gates"],
         False,
     ),
+    "no scheduler": PodCase(
+        pod(conditions=[]), Reason.UNSCHEDULABLE, ["no scheduler has taken up a pod", "schedulerName"]
+    ),
     "claim is missing": PodCase(
         pod(conditions=unscheduled('0/1 nodes are available: persistentvolumeclaim "models" not found. not found')),
         Reason.VOLUME_NOT_BOUND,

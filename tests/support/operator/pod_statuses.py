@@ -31,9 +31,10 @@ def pod(
     conditions: list[Json] | None = None,
     gpus: int = 1,
     name: str = "demo-talker-1a2b3c4-6d8f7c-x2x7p",
+    minutes: float = 5,
     **status: Any,
 ) -> Json:
-    """Returns a pod of the stage `talker`."""
+    """Returns a pod of the stage `talker` that was made `minutes` ago."""
     stage = {
         "name": "stage",
         "image": IMAGE,
@@ -44,7 +45,7 @@ def pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "models", "creationTimestamp": ago(minutes=5)},
+        "metadata": {"name": name, "namespace": "models", "creationTimestamp": ago(minutes=minutes)},
         "spec": {
             "containers": [stage],
             "initContainers": [{"name": "fetch-model", "image": IMAGE}],

@@ -136,7 +136,7 @@ _SAMPLING: Final[dict[str, Any]] = {
     "repetitionPenalty": 1.1,
     "presencePenalty": -2,
     "frequencyPenalty": 2.0,
-    "seed": 2**63 - 1024,
+    "seed": 9223372036854656000,
     "maxTokens": 8,
     "minTokens": 8,
     "ignoreEos": True,

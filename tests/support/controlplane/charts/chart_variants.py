@@ -16,6 +16,10 @@ NOTHING_OPTIONAL: dict[str, Any] = {
     "podDisruptionBudget": {"enabled": False},
     "metrics": {"podMonitors": {"enabled": False}},
 }
+PREFERRED = {
+    "weight": 1,
+    "preference": {"matchExpressions": [{"key": "example.com/system", "operator": "Exists"}]},
+}
 EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "omni",
     "commonLabels": {"team": "speech"},
@@ -42,7 +46,7 @@ EVERYTHING: dict[str, Any] = {
     "podLabels": {"example.com/kind": "operator"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
-    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [PREFERRED]}},
     "topologySpreadConstraints": [
         {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
     ],

@@ -21,6 +21,7 @@ from support.operator.pod_statuses import (
     backed_off,
     condition,
     container,
+    deployment,
     ended,
     pod,
     stage_of,
@@ -29,7 +30,7 @@ from support.operator.pod_statuses import (
 )
 
 HEALTHY: dict[str, Json] = {
-    "just made": pod(conditions=[]),
+    "just made": pod(conditions=[], minutes=1),
     "creating": pod([container(waiting=waiting("ContainerCreating"))]),
     "volumes for seconds": pod(
         [container(waiting=waiting("ContainerCreating"))],
@@ -208,6 +209,7 @@ def test_when_to_look_again() -> None:
     """next_check() is the time at which a state that is normal now exceeds its time limit."""
     setup = stage_of(HEALTHY["volumes for seconds"])
     assert next_check(setup, NOW) == NOW + timedelta(minutes=1)
+    assert next_check(stage_of(HEALTHY["just made"]), NOW) == NOW + timedelta(minutes=1)
     assert next_check(stage_of(HEALTHY["ready"]), NOW) is None
 
 
@@ -248,6 +250,24 @@ def test_a_paused_deployment_whose_pods_are_of_an_old_template() -> None:
         cause = find_cause(other, NOW)
         assert cause is not None
         assert cause.reason is Reason.IMAGE_PULL_BACK_OFF
+
+
+ROLLING = {
+    "complete": (2, 2, "NewReplicaSetAvailable", False),
+    "lost a pod": (1, 1, "NewReplicaSetAvailable", False),
+    "lost all pods": (0, 0, "NewReplicaSetAvailable", False),
+    "starts": (0, 0, "NewReplicaSetCreated", True),
+    "surges": (3, 2, "ReplicaSetUpdated", True),
+    "goes back to a template that was complete": (2, 0, "NewReplicaSetAvailable", True),
+}
+"""Name -> replicas and updated replicas of two, the Deployment's reason of Progressing, and whether it is rolling."""
+
+
+@pytest.mark.parametrize(("replicas", "updated", "reason", "rolling"), ROLLING.values(), ids=ROLLING)
+def test_lost_pods_are_no_rolling_update(replicas: int, updated: int, reason: str, rolling: bool) -> None:
+    live = deployment(replicas=2, Progressing={"status": "True", "reason": reason})
+    live["status"] |= {"replicas": replicas, "updatedReplicas": updated}
+    assert LiveStage("talker", live).rolling is rolling
 
 
 def owned(deployment: Json) -> Json:
