@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
-from omni_kube.errors import ApiError
+from omni_kube.errors import ApiError, BeingTerminatedError
 from omni_kube.objects import Manifest
 from omni_operator.kinds import EVENTS, FIELD_MANAGER, PIPELINES
 from omni_operator.state.observed import Observed
@@ -118,6 +118,8 @@ async def write_events(
     for event in events:
         try:
             await client.create(EVENTS, build_event(observed, event, identity, now))
+        except BeingTerminatedError:
+            return  # Events go with their namespace
         except ApiError as error:
             _log.warning("event %s could not be written: %s", event.reason, error)
 

@@ -11,6 +11,7 @@ SpecUnderstood  written only while it is False: the operator does not know a fie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -299,7 +300,9 @@ def _describe_cause(stage: StageState | None) -> str:
 
 MAX_NAMED: Final = 8
 """Largest number of objects that one message names."""
-_DECISIVE: Final = ("spec.replicas", "spec.selector", "spec.ports", "metadata.ownerReferences", "metadata.labels")
+_LOST: Final = re.compile(r"spec\.template\..*\b(volumes|volumeMounts|resourceClaims|claims)\b")
+"""Fields of a pod that a cluster drops where it lacks their feature: pods would run without weights or devices."""
+_DECISIVE: Final = re.compile(rf"spec\.(replicas|selector|ports)|metadata\.(ownerReferences|labels)|{_LOST.pattern}")
 """Fields without which the operator cannot do what the spec says. A webhook that changes another one, such as a mirror
 of images, usually does so on purpose."""
 
@@ -329,14 +332,16 @@ def find_blockers(assessment: Assessment) -> list[Blocker]:
 
 def is_decisive(item: Altered) -> bool:
     """Returns whether a change by admission keeps the operator from doing what the spec says."""
-    return any(path.startswith(_DECISIVE) for path in item.paths)
+    return any(map(_DECISIVE.match, item.paths))
 
 
 def describe_altered(items: Sequence[Altered]) -> str:
     """Returns what admission changed, and what to check."""
     parts = [f"{item.key.kind} {item.key.name} ({', '.join(item.paths)})" for item in items]
+    is_lost = any(_LOST.match(path) for item in items for path in item.paths)
+    gates = "enable ImageVolume or DynamicResourceAllocation, if the cluster lacks it, or " if is_lost else ""
     return (
-        f"admission (a webhook or policy) changes what the operator writes: {_some(parts)}; see kubectl get "
+        f"admission (a webhook or policy) changes what the operator writes: {_some(parts)}; {gates}see kubectl get "
         f"mutatingwebhookconfigurations, and exempt objects with the label {MANAGED_BY_LABEL}={FIELD_MANAGER}"
     )
 

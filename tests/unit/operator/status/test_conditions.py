@@ -284,6 +284,15 @@ CASES: dict[str, Row] = {
         "True AllStagesReady, False RolloutComplete, False ChangedByAdmission",
         "nothing failed, but admission (a webhook or policy) changes what the operator writes: Deployment d",
     ),
+    "a volume is dropped": Row(
+        replace(
+            BASE,
+            altered=(Altered(ChildKey("Deployment", "d"), "u", ("spec.template.spec.volumes[name=weights]",)),),
+            settled=True,
+        ),
+        "True AllStagesReady, False ChangedByAdmission, True ChangedByAdmission",
+        "Deployment d (spec.template.spec.volumes[name=weights]); enable ImageVolume",
+    ),
     "invalid, and it serves": Row(
         replace(BASE, halt=Halt(Reason.INVALID_SPEC, "the spec is not valid")),
         "True AllStagesReady, False InvalidSpec, True InvalidSpec",
