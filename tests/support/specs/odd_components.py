@@ -105,11 +105,6 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S2}.defaultSampling",
         f"numInferenceSteps 1 of component {TOKEN2WAV}: must be at least 2",
     ),
-    "prefix cache of a stage that keeps no rows": Bad(
-        (_chain(*SIM), first(engineArgs={"enablePrefixCaching": True})),
-        "spec.stages",
-        'engineArgs.enablePrefixCaching of stages ["a"]: another stage reads this stage\'s rows',
-    ),
     "rows of a talker": Bad(
         (second(engineArgs={"rowsCacheMib": 64}),),
         f"{S1}.engineArgs",
@@ -214,6 +209,7 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "a thinker alone": (_chain(THINKER), first(engineArgs={"enablePrefixCaching": True, "enablePromptEmbeds": True})),
     "no prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": False}),),
     "prefix cache of a talker": (second(engineArgs={"enablePrefixCaching": True}),),
+    "prefix cache of a paced thinker that is read": (_chain(*SIM), first(engineArgs={"enablePrefixCaching": True})),
     "prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": True, "rowsCacheMib": 64}),),
     "a thinker whose audio nobody makes": (_chain(THINKER, TALKER, TOKEN2WAV),),
     "least tokens of a talker that waits": (

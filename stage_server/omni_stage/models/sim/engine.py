@@ -27,6 +27,7 @@ from omni_stage.models.sim.manifest import DECODER, THINKER
 from omni_stage.models.sim.stages import CodecRun, Decoder, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
 from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.prefixes import name_blocks
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom, Sessions
 
@@ -98,6 +99,7 @@ class PacedTokens(PacedEngine):
             )
         self.max_requests = limits.max_seqs
         """Largest number of requests in a batch."""
+        self._caches = args.enable_prefix_caching is True
         self._sessions = Sessions(SessionRoom(limits.max_seqs, limits.kv_tokens))
         self._clock = StepClock(token_cost(shape), limits)
         self._mail: dict[str, Mailbox[Made]] = {}
@@ -186,6 +188,7 @@ class PacedTokens(PacedEngine):
             limit=run.limit,
             allowed=run.allowed,
             priority=request.priority,
+            blocks=name_blocks(run.prompt_ids, request.cache_salt) if self._caches else [],
         )
         self._advance(now)
         self._clock.add(sequence, now)

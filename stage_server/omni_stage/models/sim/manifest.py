@@ -26,8 +26,7 @@ THINKER: Final = describe(
                 field="stop", why="is not supported by a paced engine", remedy="use stop_token_ids", allows_empty=True
             ),
         ),
-    ),
-    publishes_rows=True,
+    )
 )
 TALKER: Final = describe(
     ComponentFacts(

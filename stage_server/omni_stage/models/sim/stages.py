@@ -152,9 +152,10 @@ class TextRun:
         token ends the reply. Otherwise its maximum length ends it.
         """
         self.prompt_tokens = len(ids)
+        self.prompt_ids = ids
         self.limit = tokens
         self.allowed = tokens
-        self._ids: list[int] | None = ids
+        self._is_first = True
         self._seed = seed
         self._bank = bank
         self._ends_text = ends_text
@@ -172,9 +173,13 @@ class TextRun:
             else:
                 tokens.append(word_id(self._seed, one.index))
                 text += word_text(tokens[-1], one.index)
-        prompt, self._ids = self._ids, None
+        prompt, self._is_first = self.prompt_ids if self._is_first else None, False
         step = StageStep(
-            text=text, token_ids=tokens, prompt_token_ids=prompt, scheduled_ns=int(made[0].scheduled * 1e9)
+            text=text,
+            token_ids=tokens,
+            prompt_token_ids=prompt,
+            cached_tokens=made[0].cached if prompt is not None else 0,
+            scheduled_ns=int(made[0].scheduled * 1e9),
         )
         if self._rows:
             step.tensors = self._tensors(prompt, tokens, is_last=made[-1].last)
@@ -283,6 +288,7 @@ class CodecRun:
         self._max_model_len = max_model_len
         self._rows = 0
         self._positions = 0
+        self._ids: list[Array] = []
         self._ended = False
         self._ends_speech = False
         self._prompt_reported = False
@@ -302,9 +308,17 @@ class CodecRun:
         """Whether all rows have arrived."""
         return self._ended
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The thinker's prompt, once it has arrived. Its rows are made of these ids."""
+        return np.concatenate(self._ids)[: self._positions].tolist()
+
     def add(self, rows: EdgeRows) -> None:
         """Add rows. Raises InvalidTensorError, PromptTooLongError."""
-        self._rows += rows.tensors["token_ids"].shape[0] if "token_ids" in rows.tensors else 0
+        if (ids := rows.tensors.get("token_ids")) is not None:
+            self._rows += ids.shape[0]
+            if not self.is_startable:
+                self._ids.append(ids)
         self._positions += rows.tensors["mrope_positions"].shape[0] if "mrope_positions" in rows.tensors else 0
         self._ended = self._ended or rows.ended
         known = self._ended or "mrope_positions" in rows.complete
@@ -351,6 +365,7 @@ class CodecRun:
         if not self._prompt_reported:
             self._prompt_reported = True
             step.prompt_token_ids = [0] * self.prompt_tokens
+            step.cached_tokens = made[0].cached
         if ended:
             step.finish_reason = FinishReason.STOP if self._ends_speech else FinishReason.LENGTH
         return step

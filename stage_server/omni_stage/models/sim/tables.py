@@ -30,6 +30,8 @@ class TextShape(ConfigModel):
     """Milliseconds of a step, by the number of requests in it."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
     """Additional milliseconds for each prompt token that the step computes."""
+    attention_pair_ns: Annotated[float, Field(ge=0)] = 0.0
+    """Additional nanoseconds for each pair of such a token and an earlier one of its request."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
     """Bytes of KV cache for one token."""
     kv_memory_mib: Annotated[int, Field(ge=1)]
@@ -53,6 +55,8 @@ class CodecShape(ConfigModel):
     """Milliseconds of a step, by the number of requests in it. Includes all codes of their frames."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
     """Additional milliseconds for each prompt row that the step computes."""
+    attention_pair_ns: Annotated[float, Field(ge=0)] = 0.0
+    """See TextShape."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
     """Bytes of KV cache for one position."""
     kv_memory_mib: Annotated[int, Field(ge=1)]
@@ -123,10 +127,11 @@ def interpolate(curve: Mapping[int, float]) -> Callable[[float], float]:
     return at
 
 
-def token_cost(shape: TextShape | CodecShape) -> Callable[[int, int], float]:
-    """Returns a function that gives a step's milliseconds from its number of requests and of prompt tokens."""
-    step = interpolate(shape.step_ms)
-    return lambda requests, prompt_tokens: step(requests) + prompt_tokens * shape.prompt_token_ms
+def token_cost(shape: TextShape | CodecShape) -> Callable[[int, int, int], float]:
+    """Returns a function that gives a step's milliseconds from its numbers of requests, of prompt tokens and of pairs
+    of one of these and an earlier token."""
+    step, token_ms, pair_ms = interpolate(shape.step_ms), shape.prompt_token_ms, shape.attention_pair_ns / 1e6
+    return lambda requests, prompt_tokens, pairs: step(requests) + prompt_tokens * token_ms + pairs * pair_ms
 
 
 def audio_cost(shape: AudioShape) -> Callable[[int, int, bool], float]:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +299,21 @@ def test_a_cache_smaller_than_the_longest_request_is_refused(table: Path) -> Non
         engine("thinker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 100})
     streamed = engine("talker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 1000})
     assert streamed._sessions.queue.room.blocks == 1000 * (1 << 20) // 49_152
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_thinker_and_talker_reuse_the_earlier_turns_of_their_tenant(table: Path, on: bool) -> None:
+    arguments = {"engine_args": {"enablePrefixCaching": True}} if on else {}
+    thinker, talker = engine("thinker", table, **arguments), engine("talker", table, **arguments)
+
+    async def turn(words: str, salt: str, reply: int) -> tuple[int, int]:
+        request = replace(ask(UserPrompt(text=words)), cache_salt=salt)
+        heard = await collect(thinker.generate(request))
+        sent = {name: joined(heard, name) for name in ("x", "token_ids", "mrope_positions", "mrope_delta")}
+        spoken = await collect(talker.generate(replace(ask(EdgeInput(sent), max_tokens=reply), cache_salt=salt)))
+        return sum(step.cached_tokens for step in heard), sum(step.cached_tokens for step in spoken)
+
+    words = "What is new? " * 20
+    assert await turn(words, "", 2) == (0, 0)
+    assert await turn(words + "And now?", "", 3) == ((64, 64) if on else (0, 0))
+    assert await turn(words, "another tenant", 3) == (0, 0)

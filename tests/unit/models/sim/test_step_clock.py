@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.prefixes import BLOCK_TOKENS, name_blocks
 
 ROOMY = EngineLimits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000)
 
 
 def clock(limits: EngineLimits = ROOMY) -> StepClock:
     """Returns a clock: a step takes 10 ms, 1 ms more for each further request, and 0.1 ms for each prompt token."""
-    return StepClock(lambda requests, prompt: 9 + requests + prompt / 10, limits)
+    return StepClock(lambda requests, prompt, pairs: 9 + requests + prompt / 10, limits)
 
 
 def ask(name: str, prompt: int = 10, limit: int = 3, allowed: int | None = None, priority: int = 0) -> Sequence:
@@ -22,6 +23,22 @@ def ask(name: str, prompt: int = 10, limit: int = 3, allowed: int | None = None,
         allowed=limit if allowed is None else allowed,
         priority=priority,
     )
+
+
+def of(ids: range, salt: str = "") -> Sequence:
+    """Returns a request for one token whose prompt are these ids."""
+    sequence = ask(f"{ids} {salt}", prompt=len(ids), limit=1)
+    sequence.blocks = name_blocks(ids, salt)
+    return sequence
+
+
+def run(engine: StepClock, *sequences: Sequence) -> list[int]:
+    """Returns how many prompt tokens each request reused; they run one after the other."""
+    cached = []
+    for at, sequence in enumerate(sequences):
+        engine.add(sequence, float(at))
+        cached += [one.cached for one in engine.advance(at + 1.0)]
+    return cached
 
 
 def times(made: list[Made], name: str) -> list[float]:
@@ -119,3 +136,54 @@ def test_a_request_waits_while_its_prompt_does_not_fit_the_cache() -> None:
     engine.add(ask("a", prompt=15, limit=2), 0.0)
     engine.add(ask("b", prompt=15, limit=1), 0.0)
     assert [one.request_id for one in engine.advance(1.0)] == ["a", "a", "b"]
+
+
+def test_full_blocks_of_earlier_prompts_are_reused_but_never_the_last_position() -> None:
+    first, longer, other = range(40), range(64), range(1, 65)
+    assert run(clock(), of(first), of(longer), of(longer), of(other)) == [0, 32, 48, 0]
+    assert run(clock(), ask("a", prompt=40, limit=1), ask("b", prompt=40, limit=1)) == [0, 0]
+
+
+def test_salts_share_nothing() -> None:
+    assert run(clock(), of(range(40), "a"), of(range(40), "b"), of(range(40)), of(range(40), "a")) == [0, 0, 0, 32]
+
+
+def test_requests_share_what_one_of_them_has_computed_so_far() -> None:
+    engine = clock(EngineLimits(max_seqs=8, max_step_tokens=32, kv_tokens=1000))
+    engine.add(of(range(80)), 0.0)
+    engine.advance(0.0140)
+    engine.add(of(range(70)), 0.0140)
+    assert {one.index: one.cached for one in engine.advance(1.0) if one.cached} == {0: 32 * 2}
+
+
+def test_blocks_that_were_used_longest_ago_make_room() -> None:
+    tight = EngineLimits(max_seqs=8, max_step_tokens=1000, kv_tokens=8 * BLOCK_TOKENS)
+    kept, other, large = range(64), range(1000, 1064), range(2000, 2096)
+    assert run(clock(tight), of(kept), of(other), of(kept), of(other)) == [0, 0, 48, 48]
+    # The large prompt leaves room for two blocks. Of a prompt, the first blocks stay longest.
+    assert run(clock(tight), of(kept), of(other), of(large), of(other), of(kept)) == [0, 0, 0, 32, 0]
+
+
+def test_a_preempted_request_reuses_its_own_blocks() -> None:
+    engine = clock(EngineLimits(max_seqs=8, max_step_tokens=1000, kv_tokens=100))
+    engine.add(of(range(40)), 0.0)
+    late = of(range(100, 140))
+    for sequence in (engine.running[0], late):
+        sequence.limit = sequence.allowed = 20
+    engine.add(late, 0.001)
+    made = engine.advance(10.0)
+    assert engine.preempted == 1
+    assert {one.cached for one in made} == {0}
+    assert engine.running == engine.waiting == []
+
+
+def test_attention_pairs_a_prompts_new_tokens_with_all_earlier_ones() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def cost(requests: int, prompt: int, pairs: int) -> float:
+        seen.append((prompt, pairs))
+        return 10.0
+
+    engine = StepClock(cost, ROOMY)
+    run(engine, of(range(64)), of(range(80)))
+    assert seen == [(64, 64 * 64 // 2), (16, 16 * 64 + 16 * 16 // 2)]

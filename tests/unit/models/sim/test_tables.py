@@ -53,6 +53,16 @@ def test_the_shapes_are_those_of_the_published_configuration(gpu: str) -> None:
     assert table.samples_per_frame == 480
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_attention_takes_the_operations_of_the_published_heads(gpu: str) -> None:
+    table = read_table(BUILT_IN / f"qwen3-omni-30b-a3b-{gpu}")
+    config = json.loads((PUBLISHED / "qwen3_omni_30b_a3b.config.json").read_text())
+    for shape, stage in ((table.thinker, "thinker"), (table.talker, "talker")):
+        text = config[f"{stage}_config"]["text_config"]
+        operations = 4 * text["num_hidden_layers"] * text["num_attention_heads"] * text["head_dim"]
+        assert shape.attention_pair_ns == pytest.approx(operations / 790e3, rel=0.02)
+
+
 @pytest.mark.parametrize("at_once", WHOLE_ON_H800)
 def test_the_qwen3_table_ends_when_the_published_run_did(at_once: int) -> None:
     table = read_table(BUILT_IN / "qwen3-omni-30b-a3b-h100")

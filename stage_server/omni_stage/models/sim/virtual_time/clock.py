@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from omni_stage.models.sim.virtual_time.prefixes import BLOCK_TOKENS, PrefixCache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -38,6 +40,8 @@ class Sequence:
     """Number of tokens that it can generate with the input that has arrived."""
     priority: int = 0
     """Requests with lower values are scheduled earlier."""
+    blocks: list[bytes] = field(default_factory=list)
+    """Names of the prompt's full blocks (name_blocks). Without names, nothing is reused."""
     arrived: float = 0.0
     computed: int = 0
     """Number of positions of prompt and output whose KV is in the cache."""
@@ -45,6 +49,10 @@ class Sequence:
     """Number of tokens generated so far."""
     scheduled: float | None = None
     """When the request was first part of a step."""
+    cached: int = 0
+    """Number of prompt tokens that were in the cache when the request was first scheduled."""
+    held: int = 0
+    """Number of `blocks` that it holds in the cache."""
 
     @property
     def pending(self) -> int:
@@ -66,6 +74,8 @@ class Made:
     time: float
     scheduled: float
     last: bool
+    cached: int
+    """Sequence.cached"""
 
 
 @dataclass(slots=True)
@@ -79,8 +89,9 @@ class _Step:
 class StepClock:
     """The scheduler and the clock of one engine. Times are seconds of any monotonic clock."""
 
-    cost_ms: Callable[[int, int], float]
-    """Returns the milliseconds of a step from the number of its requests and the number of its prompt tokens."""
+    cost_ms: Callable[[int, int, int], float]
+    """Returns the milliseconds of a step from the numbers of its requests, of its prompt tokens, and of pairs of one of
+    these and an earlier token."""
     limits: EngineLimits
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
@@ -91,6 +102,7 @@ class StepClock:
     generated: int = 0
     """Number of generated tokens."""
     _step: _Step | None = None
+    _prefixes: PrefixCache = field(default_factory=PrefixCache)
     _known: dict[str, Sequence] = field(default_factory=dict)
 
     @property
@@ -133,6 +145,7 @@ class StepClock:
                 if self._known.get(sequence.request_id) is not sequence:
                     continue
                 sequence.computed += positions
+                self._hold(sequence, sequence.computed)
                 if sequence.pending:
                     continue
                 self.prompted += 0 if sequence.made else sequence.prompt_tokens
@@ -140,14 +153,32 @@ class StepClock:
                 sequence.made += 1
                 last = sequence.made >= sequence.limit
                 first = step.ends if sequence.scheduled is None else sequence.scheduled
-                made.append(Made(sequence.request_id, sequence.made - 1, step.ends, first, last))
+                made.append(Made(sequence.request_id, sequence.made - 1, step.ends, first, last, sequence.cached))
                 if last:
                     del self._known[sequence.request_id]
                     self._remove(sequence)
             self._begin(step.ends)
         return made
 
+    def _hold(self, sequence: Sequence, tokens: int) -> None:
+        """Keep the blocks of the sequence's first tokens."""
+        until = max(sequence.held, min(tokens // BLOCK_TOKENS, len(sequence.blocks)))
+        self._prefixes.hold(sequence.blocks[sequence.held : until])
+        sequence.held = until
+
+    def _release(self, sequence: Sequence) -> None:
+        self._prefixes.release(sequence.blocks[: sequence.held])
+        sequence.held = 0
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Skip what is cached, but never the last position: it gives the next token."""
+        usable = (sequence.pending - 1) // BLOCK_TOKENS
+        sequence.computed = self._prefixes.count(sequence.blocks[:usable]) * BLOCK_TOKENS
+        sequence.cached = sequence.cached if sequence.made else sequence.computed
+        self._hold(sequence, sequence.computed)
+
     def _remove(self, sequence: Sequence) -> None:
+        self._release(sequence)
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -170,17 +201,21 @@ class StepClock:
                 break
             self.running.append(self.waiting.pop(0))
             used += sequence.pending
+            self._reuse(sequence)
             parts.append((sequence, min(sequence.pending, budget)))
             budget -= parts[-1][1]
+        self._prefixes.trim((self.limits.kv_tokens - self.kv_used) // BLOCK_TOKENS)
         if not parts:
             return
-        prompt = 0
+        prompt = pairs = 0
         for sequence, positions in parts:
             sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
             # After a request's first token, its last pending position is a decode. Only positions before it, which are
             # computed again after a preemption, cost as much as a prompt's.
-            prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
-        self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
+            new = positions - (1 if sequence.made and positions == sequence.pending else 0)
+            prompt += new
+            pairs += new * (2 * sequence.computed + new) // 2
+        self._step = _Step(now + self.cost_ms(len(parts), prompt, pairs) / 1000, parts)
 
     @property
     def kv_used(self) -> int:
@@ -196,6 +231,7 @@ class StepClock:
         while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)
+            self._release(victim)
             victim.computed = 0
             self.preempted += 1
             self.waiting.insert(0, victim)
