@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,12 @@ PING_S: Final = 20.0
 """How often a client is pinged, and how long it may take to answer, in seconds."""
 _KEY_BYTES: Final = 16
 _FRAMED: Final = (b"content-length", b"transfer-encoding", b"expect")
+
+
+_log = logging.getLogger("uvicorn.error.websockets")
+# Lines about each handshake have its head, which may hold a key. An error for text that is not UTF-8 is the client's.
+_log.setLevel(logging.WARNING)
+_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError)))
 
 
 def is_handshake(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -81,6 +88,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, arriving: Arriving, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = self.conn.logger = _log
         self._arriving = arriving
         self._counted = 0
         self._pending = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,22 @@ async def test_bad_messages_leave_the_session_open(url: str) -> None:
             assert event["type"] == "error"
         await connection.send('{"type": "input_audio_buffer.clear"}')
         assert json.loads(await connection.recv())["type"] == "input_audio_buffer.cleared"
+
+
+async def test_a_client_writes_neither_its_url_nor_errors_into_the_log(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with raw(url, "/v1/realtime?model=m&api-key=sk-mine") as connection:
+            await connection.recv()
+            await connection.send(b"\xff\xfe", text=True)
+            ended = await closed(connection)
+            assert ended.rcvd is not None
+            assert ended.rcvd.code == 1007
+        await asyncio.to_thread(wait_for_metrics, url, "omni_gateway_realtime_sessions 0.0")
+    ours = [one for one in caplog.records if one.name.startswith(("uvicorn", "omni_gateway"))]
+    assert [one.levelname for one in ours if one.levelno > logging.INFO] == []
+    assert "sk-mine" not in "".join(one.getMessage() for one in ours)
 
 
 async def test_sessions_are_counted_and_end_without_a_trace(url: str) -> None:
