@@ -92,7 +92,7 @@ mutations: setup ## Break thirty behaviours, one at a time, and check that the u
 	@PYTHONPATH=tests $(PY) -m checks.mutation
 
 test-unit: setup ## Run only the tests without real engines and server processes (two to four minutes)
-	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-media --only unit-models --only unit-operator --only unit -- -p no:cacheprovider
+	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-costly --only unit-models --only unit-operator --only unit-clients --only unit -- -p no:cacheprovider
 
 lint: setup ## Check code with ruff, the layers of imports, the Dockerfile, and that prose uses standard words
 	@.venv/bin/ruff check .

@@ -25,7 +25,7 @@ IN_PIECES = {"movflags": "frag_keyframe+empty_moov+default_base_moof+frag_discon
 @pytest.mark.parametrize(
     ("form", "picture", "options"),
     [
-        ("webm", "libvpx-vp9", {}),
+        ("webm", "libvpx", {}),
         ("matroska", "libx264", {}),
         ("mp4", "libx264", {}),
         ("mov", "libx264", {}),
@@ -37,7 +37,9 @@ def test_a_piece_of_a_longer_video_is_as_long_as_it_is(form: str, picture: str, 
     audio = "libopus" if form == "webm" else "aac"
     for begin_s in ("0", "7", "4000"):
         shifted = {**options, "output_ts_offset": begin_s}
-        header = read_video_header(encode_video(form, picture, audio, frames=50, options=shifted))
+        # Small: noise takes long to encode.
+        video = encode_video(form, picture, audio, frames=50, width=96, height=72, options=shifted)
+        header = read_video_header(video)
         assert header.seconds == pytest.approx(5.0, abs=0.3)
         assert header.kept_frames in (8, 10)
 
