@@ -35,9 +35,12 @@ from benchmarks.realtime.calls import Call, open_calls
 from omni_proto.client import AudioChunk, user
 from omni_proto.pod_contract import StageMetric
 from omni_proto.stage_config import EdgeMode
-from omni_stage.models.sim.tables import BUILT_IN
+from omni_stage.models.sim.tables import BUILT_IN, read_table
 
-TABLE: Final = "qwen3-omni-30b-a3b-h100"
+TIMES, WINDOWS = "qwen3-omni-30b-a3b-h100", "qwen3-omni-30b-a3b-h200"
+"""One H100's times, which vllm-omni published, with windows as this project's code2wav cuts them: the first frame at
+once. vllm-omni's decoder waits for ten."""
+GOAL_MS: Final = 350
 CALLS, FAULTY, IDLE = 16, 32, 500
 TURNS: Final = 20
 """Turns of a call before its fault: those of ten minutes, of which nobody waits for what is spoken."""
@@ -51,14 +54,24 @@ FIRST, REST = "first audio", "calls"
 
 def measure(options: Options) -> Report:
     """Returns first audio of calls and of gRPC, the cost of idle calls, and how calls end."""
-    with tempfile.TemporaryDirectory() as temporary, serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
-        folder, port = Path(temporary), int(local.endpoint.rpartition(":")[2])
-        return asyncio.run(_measure(connect(local), folder, port, options.rounds or ROUNDS))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        _write_table(folder)
+        with serve(folder, EdgeMode.STREAM) as local:
+            port = int(local.endpoint.rpartition(":")[2])
+            return asyncio.run(_measure(connect(local), folder, port, options.rounds or ROUNDS))
+
+
+def _write_table(folder: Path) -> None:
+    times, windows = read_table(BUILT_IN / TIMES), read_table(BUILT_IN / WINDOWS).decoder
+    decoder = windows.model_copy(update={"frame_ms": times.decoder.frame_ms, "least_ms": times.decoder.least_ms})
+    table = times.model_copy(update={"decoder": decoder})
+    (folder / "config.json").write_text(table.model_dump_json(by_alias=True), encoding="utf-8")
 
 
 async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> Report:
     with serve_gateway(folder, port, CONFIG) as gateway:
-        added, interrupted, freed, rows = await _answers(pipeline, gateway, rounds)
+        heard, added, interrupted, freed, rows = await _answers(pipeline, gateway, rounds)
         mib, share = await _idle(gateway)
         await _drop(gateway)
         await _wait_free(pipeline, gateway)
@@ -81,6 +94,7 @@ async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> 
         sum(found.values()) for name, found in endings.items() if name != "client gone" and set(found) - known
     )
     ratios = [
+        Ratio(f"{CALLS} calls, first audio, median ms", heard, at_most=GOAL_MS, goal=True, tolerance=0.5),
         Ratio(f"{CALLS} calls, first audio, ms over gRPC", added, at_most=40, tolerance=1.0),
         Ratio("interruption to silence, p99 ms", interrupted, at_most=150, tolerance=1.0),
         Ratio("interruption to free engines, p99 ms", freed, at_most=1000, tolerance=1.0),
@@ -92,8 +106,8 @@ async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> 
     return Report({FIRST: rows, REST: cases}, ratios, [f"Load after the run: {load()}."])
 
 
-async def _answers(pipeline: Pipeline, gateway: Served, rounds: int) -> tuple[float, float, float, list[Row]]:
-    """Returns ms of first audio over that of gRPC, p99 of ms to silence and to free engines, and rows."""
+async def _answers(pipeline: Pipeline, gateway: Served, rounds: int) -> tuple[float, float, float, float, list[Row]]:
+    """Returns ms of first audio, ms over that of gRPC, p99 of ms to silence and to free engines, and rows."""
     direct, called, silent, freed = list[float](), list[float](), list[float](), list[float]()
     async with open_calls(gateway.port, CALLS) as calls:
         for number in range(rounds + 1):  # the first round is cold
@@ -106,10 +120,9 @@ async def _answers(pipeline: Pipeline, gateway: Served, rounds: int) -> tuple[fl
                 called, silent, direct, freed = called + ours, silent + ended, direct + theirs, [*freed, free_s]
     first, other = (1000 * statistics.median(one) for one in (called, direct))
     rows: list[Row] = [
-        {"what": f"{CALLS} calls, first audio, median ms", "value": round(first, 1)},
         {"what": f"{CALLS} gRPC requests, first audio, median ms", "value": round(other, 1)},
     ]
-    return round(first - other, 1), _p99_ms(silent), _p99_ms(freed), rows
+    return round(first, 1), round(first - other, 1), _p99_ms(silent), _p99_ms(freed), rows
 
 
 async def _ask_grpc(pipeline: Pipeline) -> float:
