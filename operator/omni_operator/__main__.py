@@ -1,6 +1,6 @@
 """`python -m omni_operator`: runs until SIGTERM or SIGINT.
 
-Exit codes: 0 stopped, 70 internal error, 78 wrong settings or unreadable credentials.
+Exit codes: 0 stopped, 70 internal error, 75 the CRD was deleted, 78 wrong settings or unreadable credentials.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from omni_kube.api.transport import load_connection
 from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
 from omni_operator.kinds import FIELD_MANAGER
+from omni_operator.process.kopf import ResourceGoneError
 from omni_operator.process.pipeline_log import configure_operator_logging
 from omni_operator.process.settings import OperatorSettings, OperatorSettingsError, parse_settings
 
 EXIT_STOPPED: Final = 0
 EXIT_INTERNAL: Final = 70
+EXIT_GONE: Final = 75
 EXIT_SETTINGS: Final = 78
 
 GC_THRESHOLDS: Final = (10_000, 20, 20)
@@ -92,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OperatorSettingsError, CredentialsError) as error:
         sys.stderr.write(f"omni_operator: {error}\n")
         return EXIT_SETTINGS
+    except ResourceGoneError as error:
+        _log.warning("%s", error)
+        return EXIT_GONE
     except Exception:  # noqa: BLE001 - the last resort: the exit code reports it
         _log.critical("internal error", exc_info=True)
         return EXIT_INTERNAL

@@ -27,10 +27,15 @@ MAX_PAUSE_S: Final = 5.0
 MAX_REFUSED_PAUSE_S: Final = 30.0
 """Longest pause while the API server answers 403: a person must first restore a namespace or a role."""
 FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
 
 _log = logging.getLogger(__name__)
 _refused: ContextVar[bool] = ContextVar("omni_operator_refused", default=False)
 """Whether the API server answered 403 to the last call that kopf made in this task."""
+
+
+class ResourceGoneError(Exception):
+    """The API server no longer knows OmniPipelines. A new process waits until it does."""
 
 
 class PipelineWatch:
@@ -49,21 +54,31 @@ class PipelineWatch:
         self._begun: dict[str, float] = {}  # when the latest watch of a scope began
         self._refused: set[str] = set()  # scopes for which the API server answered 403 to the last call
         self._interrupted = asyncio.Event()
+        self._is_gone = False
 
     def scope_of(self, namespace: str) -> str:
         """Returns the scope of the watch that covers a namespace."""
         return namespace if self._namespaces else ""
 
     async def run(self, on_exit: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        """Watch until SIGTERM, SIGINT or stop, then await on_exit. Raises the error if anything else ended it."""
-        hide_refusals()
-        await kopf.operator(
-            registry=self._build_registry(on_exit, stop),
-            settings=build_kopf_settings(),
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-            stop_flag=stop,
-        )
+        """Watch until SIGTERM, SIGINT or stop, then await on_exit. Raises the error if anything else ended it, and
+        ResourceGoneError if that is the deletion of the CRD."""
+        hide_reported()
+        try:
+            await kopf.operator(
+                registry=self._build_registry(on_exit, stop),
+                settings=build_kopf_settings(),
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        except Exception as error:
+            if not self._is_gone:
+                raise
+            raise ResourceGoneError(
+                f"the CRD of {PIPELINES.plural}.{PIPELINES.group} was deleted, and with it all pipelines; the operator "
+                "ends, and waits for the CRD when it is started again"
+            ) from error
 
     def is_refused(self, scope: str) -> bool:
         """Returns whether the API server refuses the watch of a scope."""
@@ -103,6 +118,7 @@ class PipelineWatch:
             if scope and f"/namespaces/{scope}/" not in path:
                 continue
             _refused.set(status == FORBIDDEN)
+            self._is_gone = status == NOT_FOUND
             if status < 300:
                 self._last_received[scope] = now = asyncio.get_running_loop().time()
                 if "watch=true" in path:
@@ -192,15 +208,18 @@ def build_kopf_settings() -> kopf.OperatorSettings:
     return result
 
 
-def hide_refusals() -> None:
-    """Do not write kopf's lines about refused (403) calls, one for each attempt: `on_response` writes one warning for
-    each outage."""
+def hide_reported() -> None:
+    """Do not write kopf's lines about what is reported here: refused (403) calls, one for each attempt, because
+    `on_response` writes one warning for each outage, and the deletion of the CRD (404)."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_is_not_refusal)
+        handler.addFilter(_is_not_reported)
 
 
-def _is_not_refusal(record: logging.LogRecord) -> bool:
-    return not (record.name.startswith("kopf") and "APIForbiddenError" in record.getMessage())
+def _is_not_reported(record: logging.LogRecord) -> bool:
+    error = type(record.exc_info[1]).__name__ if record.exc_info else ""
+    return not record.name.startswith("kopf") or not (
+        "APIForbiddenError" in record.getMessage() or error == "APINotFoundError"
+    )
 
 
 def _describe(scope: str) -> str:

@@ -22,6 +22,7 @@ from support.processes.polling import PATIENCE_S
 pytestmark = pytest.mark.controlplane
 
 ROOT = Path(__file__).resolve().parents[3]
+CRD = "omnipipelines.omnipipeline.io"
 CRDS = ROOT / "manifests" / "crd"
 MakeOperator = Callable[..., OperatorProcess]
 LEASE = "omnipipeline-operator"
@@ -70,7 +71,8 @@ def test_a_port_that_is_taken_ends_it(api_server: ApiServer) -> None:
 
 
 def test_it_waits_for_the_resource_and_stops_at_once_when_told(tmp_path: Path) -> None:
-    """Without the CRD the operator is healthy but not ready. It becomes ready once the CRD is applied."""
+    """Without the CRD the operator is healthy but not ready. It becomes ready once the CRD is applied. If the CRD is
+    deleted, it ends without a traceback, and its next process waits again."""
     with ApiServer(tmp_path / "bare") as server:
         operator = OperatorProcess(server.kubeconfig, tmp_path, fork=True)
         operator.start(ready=False)
@@ -79,8 +81,16 @@ def test_it_waits_for_the_resource_and_stops_at_once_when_told(tmp_path: Path) -
         eventually(lambda: "apply manifests/crd" in operator.log.read_text(), why="it says what it waits for")
         assert operator.stop() == 0
         operator.start(ready=False)
-        server.apply_crds(*CRDS.glob("*.yaml"))
-        operator.child.wait_until(operator.is_ready)
+        for _ in range(2):
+            server.apply_crds(*CRDS.glob("*.yaml"))
+            operator.child.wait_until(operator.is_ready)
+            server.admin.delete("CustomResourceDefinition", CRD)
+            eventually(lambda: not server.admin.find("CustomResourceDefinition", CRD), why="the CRD is gone")
+            eventually(lambda: not operator.child.running, why="it ends")
+            assert operator.child.returncode == 75
+            assert "Traceback" not in operator.log.read_text()
+            operator.start(ready=False)
+        operator.child.wait_until(lambda: operator.http("health", "/readyz")[0] == 503)
         assert operator.stop() == 0
 
 

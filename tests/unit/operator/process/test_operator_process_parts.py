@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from omni_kube.api.timing import RateLimiter
-from omni_operator.process.kopf import EndlessBackoffs, build_kopf_settings, hide_refusals
+from omni_operator.process.kopf import EndlessBackoffs, build_kopf_settings, hide_reported
 from omni_operator.process.liveness import check_alive, check_ready
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_operator.process.pipeline_log import configure_operator_logging, log_subject
@@ -158,7 +158,7 @@ def test_kopfs_lines_on_refused_calls_are_not_written(root_logger: logging.Logge
     """kopf writes an ERROR for each attempt. The operator's own warning, one for each outage, names the remedy."""
     stream = io.StringIO()
     configure_operator_logging("text", "info", stream)
-    hide_refusals()
+    hide_reported()
     kopf_logger = logging.getLogger("kopf._cogs.clients.watching")
     kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIForbiddenError('no', {})")
     kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIServerError('busy', {})")
