@@ -25,6 +25,7 @@ TIMEOUT_S: Final = 10.0
 PAGE: Final = 200
 """Objects in a page of a list."""
 _CHUNK_BYTES: Final = 1 << 16
+_NO_CRD: Final = "the cluster has no OmniPipeline CRD; omnipipe doctor says how to install it"
 _REMEDY: Final = "give a file by --kubeconfig or KUBECONFIG"
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -78,14 +79,19 @@ class Cluster:
         except ClusterError as error:
             if error.status != 404:
                 raise
-            raise ClusterError(
-                f"no pipeline {name!r} in namespace {self.namespace!r}; omnipipe list -A lists all of them", 404
-            ) from error
+            absent = f"no pipeline {name!r} in namespace {self.namespace!r}; omnipipe list -A lists all of them"
+            # The API server says the name of an object that does not exist, and no name where the kind does not exist.
+            raise ClusterError(absent if name in str(error) else _NO_CRD, 404) from error
 
     def pipelines(self, *, everywhere: bool = False) -> list[Document]:
         """Returns the OmniPipelines of the namespace, or of all. Raises ClusterError."""
         path = PIPELINES.format(namespace=self.namespace)
-        found = self.items(path.replace(f"/namespaces/{self.namespace}", "") if everywhere else path)
+        try:
+            found = self.items(path.replace(f"/namespaces/{self.namespace}", "") if everywhere else path)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            raise ClusterError(_NO_CRD, 404) from error
         return [{"apiVersion": API_VERSION, "kind": KIND, **one} for one in found]
 
     def pods(self, selector: Mapping[str, str], namespace: str | None = None) -> list[Document]:

@@ -164,12 +164,15 @@ class TestWatch:
 
 
 class Api(BaseHTTPRequestHandler):
-    """Answers like an API server that holds one pipeline."""
+    """Answers like an API server that holds one pipeline, and has no CRD in the eyes of the namespace `bare`."""
 
     def do_GET(self) -> None:
         known = self.path == "/apis/omnipipeline.io/v1alpha1/namespaces/models/omnipipelines/demo"
         code = 200 if known else 403 if "/forbidden/" in self.path else 404
-        body = json.dumps(make_document(conditions=GOOD) if known else {"kind": "Status", "code": code}).encode()
+        missing = f'omnipipelines.omnipipeline.io "{self.path.rpartition("/")[2]}" not found'
+        status = {"kind": "Status", "code": code} | ({"message": missing} if code == 404 else {})
+        body = json.dumps(make_document(conditions=GOOD) if known else status).encode()
+        body = b"404 page not found" if "/bare/" in self.path else body
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -288,6 +291,8 @@ def test_api_errors_name_the_remedy(api: int, tmp_path: Path) -> None:
     assert err.startswith("error: no pipeline 'other' in namespace 'models'; omnipipe list -A")
     code, _, err = invoke("demo", "-n", "forbidden", "--kubeconfig", file)
     assert (code, err) == (1, "error: the API server answers 403 (Forbidden)\n")
+    code, _, err = invoke("demo", "-n", "bare", "--kubeconfig", file)
+    assert (code, err) == (1, "error: the cluster has no OmniPipeline CRD; omnipipe doctor says how to install it\n")
     code, _, err = invoke("demo", "--kubeconfig", "/nonexistent")
     assert code == 1
     assert "--kubeconfig" in err
