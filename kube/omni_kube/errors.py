@@ -142,6 +142,8 @@ def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | N
     """
     document = _parse_status(body) if isinstance(body, bytes) else dict(body)
     message = str(document.get("message") or "no message")[:MAX_MESSAGE_CHARACTERS]
+    if status == 404 and message.strip() == "404 page not found":
+        message = "the API server knows no such kind: apply its CRD"
     details = document.get("details")
     details = details if isinstance(details, dict) else {}
     kind = _CLASSES.get(status) or (ServerError if status >= 500 else ApiError)

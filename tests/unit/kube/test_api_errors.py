@@ -131,3 +131,7 @@ def test_the_pause_that_the_server_asks_for(header: str | None, details: dict[st
 )
 def test_bodies_that_are_no_status(body: bytes, message: str) -> None:
     assert api_error(502, body).message == (message or "no message")
+
+
+def test_a_kind_whose_crd_was_deleted_is_named() -> None:
+    assert "apply its CRD" in api_error(404, b"404 page not found\n").message
