@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import httptools
 from starlette.types import Message
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
@@ -192,6 +193,8 @@ class StrictHttp(HttpToolsProtocol):
         is_older = self.parser.get_http_version() == "1.0"
         self.expect_100_continue &= not is_older  # RFC 9110, section 10.1.1
         super().on_headers_complete()
+        if self.pipeline and sum(len(one.body) for one, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()  # uvicorn stops, and does not notice then that the client leaves
         if is_older or self.expect_100_continue:
             self.cycle.send = partial(_send, self.cycle, self.cycle.send, is_older)  # type: ignore[method-assign]
         self._in_body = True

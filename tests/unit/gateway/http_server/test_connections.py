@@ -30,6 +30,8 @@ async def report(scope: dict[str, Any], receive: Any, send: Any) -> None:
         size += len(message.get("body", b""))
         if not message.get("more_body", False):
             break
+    if scope["path"] == "/never":
+        arrived.append("waits")
     while scope["path"] == "/never" and message["type"] != "http.disconnect":
         message = await receive()
     arrived.append(scope["path"])
@@ -162,10 +164,12 @@ async def test_a_client_that_left_is_noticed(version: bytes, behind: bytes) -> N
     async with serve(Bounds()) as port:
         arrived.clear()
         _, writer = await connect(port)
-        writer.write(b"GET /never HTTP/%b\r\nhost: x\r\n\r\n%b" % (version, behind))
+        writer.write(b"GET /never HTTP/%b\r\nhost: x\r\n\r\n" % version)
+        await until(lambda: arrived == ["waits"])
+        writer.write(behind)
         await writer.drain()
         writer.close()
-        await until(lambda: arrived == ["/never"])
+        await until(lambda: arrived == ["waits", "/never"])
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
