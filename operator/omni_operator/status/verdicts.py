@@ -280,7 +280,8 @@ def describe_progress(assessment: Assessment) -> str:
         case Phase.DRAINING if serving != target:
             return f"revision {target} is ready, but the Service still leads to {serving}"
         case Phase.DRAINING:
-            return f"revision {target} serves; the old one drains" + (f": {waiting}" if waiting else "") + cause
+            held = "its objects are being deleted; if that lasts, see their finalizers"
+            return f"revision {target} serves; the old one drains: {waiting or held}{cause}"
         case Phase.SUSPENDING:
             return f"spec.suspend is true, pods drain: {waiting}{cause}"
         case _ if assessment.serves:

@@ -141,6 +141,11 @@ CASES: dict[str, Row] = {
         "True AllStagesReady, True DrainingOldRevision, False AsExpected",
         "the old one drains: thinker (0000000)",
     ),
+    "the old one's objects are held": Row(
+        replace(BASE, phase=Phase.DRAINING),
+        "True AllStagesReady, True DrainingOldRevision, False AsExpected",
+        "the old one drains: its objects are being deleted; if that lasts, see their finalizers",
+    ),
     "recreated": Row(
         replace(BASE, phase=Phase.WAITING, stages=DOWN, waiting_for=("thinker (0000000)",)),
         "False WaitingForOldRevision, True WaitingForOldRevision, False AsExpected",
