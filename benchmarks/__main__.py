@@ -36,6 +36,7 @@ CASES = {
     "first-audio-paced": "benchmarks.paced.measure",
     "first-audio-rate": "benchmarks.paced.rate",
     "turns": "benchmarks.first_audio.turns",
+    "turns-paced": "benchmarks.first_audio.paced_turns",
     "peer": "benchmarks.peer.measure",
 }
 """Case -> its module, which has the function `measure`."""

@@ -1,22 +1,18 @@
-"""Measures what a turn of a long call costs: a ten-minute call of 20 turns, with earlier turns cached and without, in
-vLLM's own engine alone, and with an H200's times."""
+"""Measures what a turn of a long call costs: a ten-minute call of 20 turns, with earlier turns cached and without, and
+in vLLM's own engine alone."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-import json
 import multiprocessing
 import os
-import random
-import statistics
 import tempfile
 import time
 import wave
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +22,6 @@ from rich.console import Console
 from benchmarks.first_audio.stock_turns import STOCK, measure_stock
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
-from benchmarks.paced.goals import H200
-from benchmarks.paced.serving import SAMPLE
 from benchmarks.pipeline.sides import ROOT
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
@@ -38,9 +32,8 @@ from omni_stage.decoding.resample import resample
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ
-from omni_stage.models.sim.tables import BUILT_IN
 
-__all__ = ["measure"]
+__all__ = ["ARGUMENTS", "SECONDS", "TITLE", "growth", "hold_call", "measure", "run"]
 
 TURNS, SHOWN = 20, (1, 2, 5, 10, 20)
 SECONDS = 20
@@ -56,16 +49,6 @@ SHAPE = TinyShape(
     thinker_heads=16, thinker_kv_heads=4, thinker_layers=8, accept_hidden_layer=5, encoder_layers=4, groups=8
 )
 ARGUMENTS = {"max_model_len": 8192, "kv_cache_memory_mib": 128}
-PACED = "with an H200's times"
-PACED_SIDES: Mapping[str, Mapping[str, Any]] = {
-    f"cached, {PACED}": {"enable_prefix_caching": True},
-    f"computed, {PACED}": {},
-}
-PACED_CALLS = 5
-ROW_VALUES = 2048
-"""Values of the row that Qwen3-Omni's talker reads for each token of a medium."""
-TURN_TOKENS = 260
-"""Tokens of SECONDS of audio."""
 STOCK_ARGUMENTS = {
     "dtype": "float32",
     "max_model_len": ARGUMENTS["max_model_len"],
@@ -95,18 +78,13 @@ def measure(options: Options) -> Report:
         rows: list[Row] = []
         for side, arguments in SIDES.items():
             with _start(Path(folder), arguments) as local:
-                rows += asyncio.run(_call(side, local, replies, _audio))
+                rows += asyncio.run(hold_call(side, local, replies, _audio))
         rows += _run_stock(Path(folder), replies)
-        rows += _run_paced(Path(folder))
     ratios = [
-        _growth(rows, "first audio", "cached", ("first_audio_s",), goal=1.2),
-        _growth(rows, "first audio", "computed", ("first_audio_s",)),
-        *(
-            _growth(rows, "first audio", side, ("first_audio_s",), goal=1.2 if at == 0 else None)
-            for at, side in enumerate(PACED_SIDES)
-        ),
-        _growth(rows, "first text", "cached", FIRST_TEXT),
-        _growth(rows, "first text", STOCK, FIRST_TEXT),
+        growth(rows, "first audio", "cached", ("first_audio_s",), goal=1.2),
+        growth(rows, "first audio", "computed", ("first_audio_s",)),
+        growth(rows, "first text", "cached", FIRST_TEXT),
+        growth(rows, "first text", STOCK, FIRST_TEXT),
         Ratio(
             f"first text, turn {TURNS}, cached x {STOCK}",
             round(_sum(rows, "cached", TURNS, FIRST_TEXT) / _sum(rows, STOCK, TURNS, FIRST_TEXT), 2),
@@ -123,13 +101,12 @@ def measure(options: Options) -> Report:
         "turn on this machine, since the attention of new tokens reads the whole call.",
         "prepared_s: until the thinker's engine has the prompt; thinker_s and talker_s: from the prompt to the first "
         "output; first text: prepared_s + thinker_s; sent_mib: what the thinker sends the talker.",
-        f"{PACED}: real stage servers around engines that keep a table's times; each turn is a text of {TURN_TOKENS} "
-        f"tokens, with a row of {ROW_VALUES} values for each token. Medians of {PACED_CALLS} calls.",
     ]
     return Report({TITLE: rows}, ratios, notes)
 
 
-def _growth(rows: list[Row], what: str, side: str, names: Collection[str], goal: float | None = None) -> Ratio:
+def growth(rows: list[Row], what: str, side: str, names: Collection[str], goal: float | None = None) -> Ratio:
+    """Returns the last turn's seconds, the sum of these columns, over the first turn's."""
     return Ratio(
         f"{what}, turn {TURNS} x turn 1, {side}",
         round(_sum(rows, side, TURNS, names) / _sum(rows, side, 1, names), 2),
@@ -162,42 +139,22 @@ def _start(checkpoint: Path, arguments: Mapping[str, Any]) -> Iterator[LocalPipe
     kept = {name: value for name, value in arguments.items() if name == "enable_prefix_caching"}
     talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update={**ARGUMENTS, **kept})})
     pipeline.spec.stages[:2] = thinker, talker
-    with _run(pipeline, checkpoint) as local:
+    with run(pipeline, checkpoint) as local:
         yield local
 
 
 @contextmanager
-def _run(pipeline: OmniPipeline, model: Path) -> Iterator[LocalPipeline]:
+def run(pipeline: OmniPipeline, model: Path) -> Iterator[LocalPipeline]:
+    """Yields the pipeline with its stages ready. It ends with the block."""
     with LocalPipeline(pipeline, LocalOptions(model_path=str(model))) as local:
         with make_progress(Console(stderr=True), [stage.name for stage in pipeline.spec.stages]) as progress:
             local.start(progress)
         yield local
 
 
-def _run_paced(folder: Path) -> list[Row]:
-    """Returns the rows of paced pipelines: medians of several calls. A turn is a text of as many tokens as its audio
-    would have, and the talker gets a row for each token."""
-    table = json.loads((BUILT_IN / H200 / "config.json").read_text(encoding="utf-8"))
-    table["thinker"]["rowValues"] = ROW_VALUES
-    (folder / H200).mkdir()
-    (folder / H200 / "config.json").write_text(json.dumps(table), encoding="utf-8")
-    rows: list[Row] = []
-    for side, arguments in PACED_SIDES.items():
-        pipeline = load_pipeline(SAMPLE)
-        settings = {"max_model_len": ARGUMENTS["max_model_len"], **arguments}
-        pipeline.spec.stages[:2] = [
-            stage.model_copy(update={"engine_args": stage.engine_args.model_copy(update=settings)})
-            for stage in pipeline.spec.stages[:2]
-        ]
-        with _run(pipeline, folder / H200) as local:
-            calls = [asyncio.run(_call(side, local, [], partial(_text, call))) for call in range(PACED_CALLS)]
-        for same in zip(*calls, strict=True):
-            middle = {name: statistics.median(row[name] for row in same) for name in same[0] if name != "side"}
-            rows.append({"side": side, **middle})
-    return rows
-
-
-async def _call(side: str, local: LocalPipeline, replies: list[str], say: Callable[[int], ChatMessage]) -> list[Row]:
+async def hold_call(
+    side: str, local: LocalPipeline, replies: list[str], say: Callable[[int], ChatMessage]
+) -> list[Row]:
     """Returns a row for each turn that is shown. A call without `replies` is held whole, and its replies are added to
     them; others repeat the turns that are shown. A first call, of two turns, warms up.
 
@@ -244,11 +201,6 @@ async def _ask(client: AsyncOmniClient, talk: list[ChatMessage]) -> tuple[str, d
         elif isinstance(event, StageFinished):
             stages[event.stage] = event
     return said, stages, first_s
-
-
-def _text(call: int, turn: int) -> ChatMessage:
-    letters = random.Random(100 * call + turn).choices("abcdefgh", k=4 * TURN_TOKENS)
-    return user("".join(letters))
 
 
 def _audio(turn: int) -> ChatMessage:
