@@ -180,7 +180,7 @@ def test_a_drained_node_is_a_loss_and_no_rollout(
     api.apply(gpu_pipeline(node))
     wait_settled(api)
     pods = {pod["metadata"]["uid"] for pod in api.list("Pod")}
-    control_plane.kubectl("drain", node, "--delete-emptydir-data", namespace=api.namespace)
+    control_plane.kubectl("drain", node, "--delete-emptydir-data", "--force")
     eventually(lambda: len({pod["metadata"]["uid"] for pod in api.list("Pod")} - pods) == 3)
     wait_idle(operator)
     wait_condition(api, "Degraded", status="True", reason="Unschedulable")
