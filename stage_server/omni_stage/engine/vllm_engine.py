@@ -285,7 +285,14 @@ class VllmStageEngine:
         if isinstance(params, SamplingParams) and request.late_s:
             params.extra_args = {**(params.extra_args or {}), OMNI_LATE_KEY: request.late_s}
         on_submit = partial(preparation.submitted, compiles=compiles)
-        return self._core.stream(core_id, prompt, params, priority=request.priority, on_submit=on_submit)
+        return self._core.stream(
+            core_id,
+            prompt,
+            params,
+            priority=request.priority,
+            on_submit=on_submit,
+            traceparent=request.traceparent,
+        )
 
     async def _check_form(self, request: StageRequest, params: SamplingParams) -> None:
         """Refuse a form of the text that is not enforced or costs too much, before the engine compiles it."""

@@ -52,7 +52,11 @@ CASES = {
     "vllm": Case(
         "tiny-omni.yaml",
         _hear(),
-        {"thinker": TOKENS | {"decode"}, "talker": TOKENS, "token2wav": {"input", "queue", "generate"}},
+        {
+            "thinker": TOKENS | {"decode", "llm_request"},
+            "talker": TOKENS,
+            "token2wav": {"input", "queue", "generate"},
+        },
     ),
 }
 
@@ -85,7 +89,7 @@ def trace(
     file = SAMPLES / case.sample
     checkpoint = tiny_checkpoint if request.param == "vllm" else Path(find_models(load_pipeline(file))["thinker"])
     with run_collector(folder) as collector, pytest.MonkeyPatch.context() as patch:
-        # vLLM reads the same variable. Its engines must not send their own spans.
+        # vLLM reads the same variable. Its engines must not send spans of loading.
         patch.setenv(ENDPOINTS[0], collector.endpoint)
         with (
             run_pipeline(file, checkpoint, folder) as running,

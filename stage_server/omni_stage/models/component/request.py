@@ -124,6 +124,8 @@ class StageRequest(Brief):
     """Whose turn it takes where the work of a request comes before the engine."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt. The empty string is a salt like any other."""
+    traceparent: str = ""
+    """The stage's span of the request, as W3C Trace Context writes it; empty without tracing."""
     max_prompt_tokens: int | None = None
     """The longest prompt that the engine takes. The engine sets it before it calls `Component.prepare`, so that longer
     text is refused before it is tokenized as a whole."""

@@ -44,8 +44,9 @@ class RequestInput:
         timeline: Timeline,
         caller: Client,
         late_s: float = 0.0,
+        traceparent: str = "",
     ) -> None:
-        """caller: who gets its turn where callers take turns. late_s: see StageRequest."""
+        """caller: who gets its turn where callers take turns. late_s, traceparent: see StageRequest."""
         self._runtime = runtime
         self._plan = plan
         self._messages = messages
@@ -53,6 +54,7 @@ class RequestInput:
         self._timeline = timeline
         self._caller = caller
         self._late_s = late_s
+        self._traceparent = traceparent
         self._stream = EdgeStream() if plan.streamed else None
         if self._stream is not None:
             self.order = InputOrder.UNTIL_ENGINE_ENDS
@@ -113,6 +115,7 @@ class RequestInput:
             late_s=self._late_s,
             caller=self._caller,
             cache_salt=plan.start.cache_salt,
+            traceparent=self._traceparent,
             notes=notes,
         )
 

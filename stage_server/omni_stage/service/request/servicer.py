@@ -140,7 +140,9 @@ class StageServicer:
                 # 4. Accept, once the stages of Stream edges have accepted.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
-                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client, late_s))
+                # Without tracing, the engine gets no traceparent.
+                own = trace.traceparent("")
+                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client, late_s, own))
             # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = responses.summarize(config.stages)

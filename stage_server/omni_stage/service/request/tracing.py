@@ -6,7 +6,7 @@ request is admitted. Its child spans are created after the request has ended, fr
 any case (Timeline). So they cost nothing per token.
 
     stage thinker                      parent: the caller's traceparent, else none
-      decode | input | queue | prefill | generate | transfer
+      decode | input | queue | prefill | generate | transfer | llm_request (vLLM's own)
 
 Downstream stages get a traceparent that names the stage's span, so that all stages of a request belong to one trace.
 """
@@ -235,6 +235,9 @@ class StageTracing:
         """Begin the span of an admitted request; `traceparent` is the one that the caller sent, or empty."""
         return RequestTrace()
 
+    def join_engine(self) -> None:
+        """From now on, send what vLLM traces in this process too: a span of each request, not those of loading."""
+
     def close(self) -> None:
         """Export the pending spans."""
 
@@ -252,6 +255,12 @@ class OtlpTracing(StageTracing):
         """See StageTracing."""
         attributes = {**self._attributes, "omnipipeline.request_id": request_id}
         return SpanTrace(self._tracer, self._name, traceparent, attributes)
+
+    def join_engine(self) -> None:
+        """See StageTracing."""
+        from opentelemetry.trace import set_tracer_provider
+
+        set_tracer_provider(self._provider)
 
     def close(self) -> None:
         """Export the pending spans, within OpenTelemetry's own timeout."""

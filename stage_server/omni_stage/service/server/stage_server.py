@@ -144,6 +144,7 @@ class StageServer:
         engine = await asyncio.to_thread(build_engine, config)
         self._engine = engine
         await engine.start()
+        tracing.join_engine()
         runtime = self.runtime = self._build_runtime(engine, tracing)
         self._stack.push_async_callback(runtime.channels.close)
         self._stack.callback(runtime.media.close)

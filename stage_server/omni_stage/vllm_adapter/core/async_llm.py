@@ -155,11 +155,12 @@ class AsyncEngineCore(EngineCore):
         *,
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it."""
         llm = self._engine
         run = llm.encode if isinstance(params, PoolingParams) else llm.generate
-        async with self._opened(request_id) as opened:
+        async with self._opened(request_id, traceparent) as opened:
             opened.capture.on_submit = on_submit
             opened.outputs = run(prompt, params, request_id, priority=priority)
             if prompt.get("multi_modal_data"):
@@ -214,6 +215,7 @@ class AsyncEngineCore(EngineCore):
                 last = part.last
                 yield StreamingInput(prompt=part.prompt, sampling_params=part.params)
 
+        # No traceparent: vLLM's span of a request in parts has wrong times, such as negative ones in the queue.
         async with self._opened(request_id) as opened, aclosing(parts):
             async for part in parts:
                 inbox.put_nowait(part)
@@ -230,10 +232,10 @@ class AsyncEngineCore(EngineCore):
                     return
 
     @asynccontextmanager
-    async def _opened(self, request_id: str) -> AsyncGenerator[_Opened, None]:
+    async def _opened(self, request_id: str, traceparent: str = "") -> AsyncGenerator[_Opened, None]:
         """Yields a request with its capture, and removes it from every table however it ends."""
         llm = self._engine
-        opened = _Opened(llm.output_processor.open_capture(request_id))
+        opened = _Opened(llm.output_processor.open_capture(request_id, traceparent))
         try:
             yield opened
         finally:

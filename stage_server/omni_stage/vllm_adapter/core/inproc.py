@@ -87,6 +87,7 @@ class InprocEngineCore(EngineCore):
         *,
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it."""
         llm, sink = self.llm, self._new_sink()

@@ -185,11 +185,13 @@ class EngineCore(ABC):
         *,
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it. A lower `priority` number is scheduled earlier.
 
         `on_submit` is called on the event loop when vLLM's input processor has finished and the request is sent to the
         engine core. An engine in this process calls it immediately, because it processes inputs between its steps.
+        `traceparent`: the span below which vLLM's own span of the request is made, except by an engine in this process.
         Raises OmniStageError.
         """
 

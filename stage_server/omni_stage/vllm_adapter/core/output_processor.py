@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
+from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.vllm_adapter.core.outputs import Capture
 from omni_stage.vllm_adapter.media.video_audio import identify_pairs
@@ -37,13 +38,14 @@ class OmniOutputProcessor(OutputProcessor):
             other.tokenizer,
             log_stats=other.log_stats,
             stream_interval=other.stream_interval,
-            tracing_enabled=other.tracing_enabled,
+            # See do_tracing, which needs the statistics.
+            tracing_enabled=other.log_stats,
             admission_stats=other.admission_stats,
         )
 
-    def open_capture(self, request_id: str) -> Capture:
+    def open_capture(self, request_id: str, traceparent: str = "") -> Capture:
         """Keep the tensors of the request with this external id. Call `close_capture` when the request ends."""
-        capture = self._captures[request_id] = Capture()
+        capture = self._captures[request_id] = Capture(traceparent=traceparent)
         return capture
 
     def close_capture(self, request_id: str) -> None:
@@ -82,6 +84,20 @@ class OmniOutputProcessor(OutputProcessor):
         for output in ordered:
             self._peel(output)
         return super().process_outputs(ordered, *args, **kwargs)
+
+    def do_tracing(
+        self, engine_core_output: EngineCoreOutput, req_state: RequestState, iteration_stats: IterationStats | None
+    ) -> None:
+        """Make vLLM's span of a request that has ended, below the request's own span.
+
+        vLLM 0.32 takes the parent from the request's `trace_headers`, which `AsyncLLM.add_request` drops unless vLLM
+        exports spans itself. Its exporter supports no TLS and sets no service name. So the parent is set here, and the
+        span goes to the process's provider (service/request/tracing.py).
+        """
+        capture = self._captures.get(req_state.external_req_id)
+        if capture is not None and capture.traceparent and iteration_stats is not None:
+            engine_core_output.trace_headers = {"traceparent": capture.traceparent}
+            super().do_tracing(engine_core_output, req_state, iteration_stats)
 
     def _count_before(self, output: EngineCoreOutput) -> int:
         state = self.request_states.get(output.request_id)

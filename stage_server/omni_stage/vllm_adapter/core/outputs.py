@@ -66,6 +66,8 @@ class Capture:
     """Whether the request's text must have a form."""
     outputs: int = 0
     """Number of outputs so far."""
+    traceparent: str = ""
+    """The span that vLLM's span of the request is a part of; empty if vLLM makes none."""
 
     def take(self) -> list[torch.Tensor]:
         """Returns the tensors kept so far, and forgets them."""

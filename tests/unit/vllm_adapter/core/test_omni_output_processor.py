@@ -6,9 +6,15 @@ import time
 
 import pytest
 import torch
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
 from omni_stage.exchange import FinishReason as StepEnd
@@ -110,6 +116,26 @@ def test_the_prompt_is_not_shared_with_the_scheduler(processor: OmniOutputProces
     shared.extend([4, 5])
     output = processor.process_outputs([step("a-1", [7])]).request_outputs[0]
     assert output.prompt_token_ids == [1, 2, 3]
+
+
+def test_vllms_span_of_a_request_is_below_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of requests without tracing are not made at all."""
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    processor = OmniOutputProcessor.like(OutputProcessor(None, log_stats=True))
+    parent = "b7ad6b7169203331"
+    for name, traceparent in (("a", f"00-{'1' * 32}-{parent}-01"), ("b", "")):
+        processor.open_capture(name, traceparent)
+        processor.add_request(make_request(f"{name}-1", name), None)
+        for output in (step(f"{name}-1", [7]), step(f"{name}-1", [8], finish=FinishReason.LENGTH)):
+            processor.process_outputs([output], time.monotonic(), IterationStats())
+    (span,) = spans.get_finished_spans()
+    assert span.name == "llm_request"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == parent
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.usage.completion_tokens"] == 2
 
 
 def test_a_diffusion_output(processor: OmniOutputProcessor) -> None:
