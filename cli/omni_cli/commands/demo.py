@@ -225,7 +225,9 @@ def serve_and_ask(
     models = {name: str(demo.models.get(name) or demo.models[""]) for name in names}
     console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
     answers: dict[str, GenerationResult] = {}
-    options = LocalOptions(model_path=models, log_dir=out / "logs", http_port=http)
+    # On a busy machine, processes have taken over 15 s to end. Somebody who stops the page does not wait for long.
+    grace_s = 120.0 if http is None else 15.0
+    options = LocalOptions(model_path=models, log_dir=out / "logs", http_port=http, grace_s=grace_s)
     with LocalPipeline(pipeline, options) as running:
         with make_progress(console, names) as progress:
             running.start(progress)

@@ -17,7 +17,7 @@ from omni_proto.pipeline import load_pipeline
 from support.processes.pipelines import OMNIPIPE, processes_with
 from support.processes.polling import PATIENCE_S
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1000)]
 
 
 def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -33,7 +33,7 @@ def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the demo to its end."""
     process = start_demo(folder, *options)
     try:
-        out, err = process.communicate(timeout=550)
+        out, err = process.communicate(timeout=900)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
