@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +191,7 @@ class TextEngine:
         return self.core.llm.engine_core.engine_core
 
     def run(self, jobs: dict[str, Job], on_output: Callable[[str, Run], bool] | None = None) -> dict[str, Any]:
-        """Runs requests concurrently. Returns name -> Run or exception.
+        """Runs requests concurrently: no step runs before all are added. Returns name -> Run or exception.
 
         `on_output` is called after each output, and aborts the request by returning True.
         """
@@ -208,7 +209,13 @@ class TextEngine:
             return run
 
         async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*(one(name, job) for name, job in jobs.items()), return_exceptions=True)
+            added = threading.Event()
+            self.core._thread.submit(added.wait)
+            runs = [asyncio.create_task(one(name, job)) for name, job in jobs.items()]
+            # Each task runs until it waits for the engine's thread to take its request.
+            await asyncio.sleep(0)
+            added.set()
+            return await asyncio.gather(*runs, return_exceptions=True)
 
         return dict(zip(jobs, asyncio.run(all_of_them()), strict=True))
 
