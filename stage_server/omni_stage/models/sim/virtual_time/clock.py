@@ -163,15 +163,19 @@ class StepClock:
     def _hold(self, sequence: Sequence, tokens: int) -> None:
         """Keep the blocks of the sequence's first tokens."""
         until = max(sequence.held, min(tokens // BLOCK_TOKENS, len(sequence.blocks)))
-        self._prefixes.hold(sequence.blocks[sequence.held : until])
-        sequence.held = until
+        if until > sequence.held:
+            self._prefixes.hold(sequence.blocks[sequence.held : until])
+            sequence.held = until
 
     def _release(self, sequence: Sequence) -> None:
-        self._prefixes.release(sequence.blocks[: sequence.held])
-        sequence.held = 0
+        if sequence.held:
+            self._prefixes.release(sequence.blocks[: sequence.held])
+            sequence.held = 0
 
     def _reuse(self, sequence: Sequence) -> None:
         """Skip what is cached, but never the last position: it gives the next token."""
+        if not sequence.blocks:
+            return
         usable = (sequence.pending - 1) // BLOCK_TOKENS
         sequence.computed = self._prefixes.count(sequence.blocks[:usable]) * BLOCK_TOKENS
         sequence.cached = sequence.cached if sequence.made else sequence.computed
@@ -204,9 +208,10 @@ class StepClock:
             self._reuse(sequence)
             parts.append((sequence, min(sequence.pending, budget)))
             budget -= parts[-1][1]
-        self._prefixes.trim((self.limits.kv_tokens - self.kv_used) // BLOCK_TOKENS)
         if not parts:
             return
+        if any(sequence.blocks for sequence, _ in parts):
+            self._prefixes.trim((self.limits.kv_tokens - self.kv_used) // BLOCK_TOKENS)
         prompt = pairs = 0
         for sequence, positions in parts:
             sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
