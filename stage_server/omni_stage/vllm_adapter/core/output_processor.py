@@ -92,10 +92,12 @@ class OmniOutputProcessor(OutputProcessor):
 
         vLLM 0.32 takes the parent from the request's `trace_headers`, which `AsyncLLM.add_request` drops unless vLLM
         exports spans itself. Its exporter supports no TLS and sets no service name. So the parent is set here, and the
-        span goes to the process's provider (service/request/tracing.py).
+        span goes to the process's provider (service/request/tracing.py). Pooling requests make no tokens, and no span.
         """
         capture = self._captures.get(req_state.external_req_id)
-        if capture is not None and capture.traceparent and iteration_stats is not None:
+        if capture is None or req_state.detokenizer is None:
+            return
+        if capture.traceparent and iteration_stats is not None:
             engine_core_output.trace_headers = {"traceparent": capture.traceparent}
             super().do_tracing(engine_core_output, req_state, iteration_stats)
 

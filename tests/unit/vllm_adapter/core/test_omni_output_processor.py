@@ -119,7 +119,7 @@ def test_the_prompt_is_not_shared_with_the_scheduler(processor: OmniOutputProces
 
 
 def test_vllms_span_of_a_request_is_below_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of requests without tracing are not made at all."""
+    """Those of requests without tracing, and of pooling requests, are not made at all."""
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
@@ -130,6 +130,9 @@ def test_vllms_span_of_a_request_is_below_the_stages(monkeypatch: pytest.MonkeyP
         processor.add_request(make_request(f"{name}-1", name), None)
         for output in (step(f"{name}-1", [7]), step(f"{name}-1", [8], finish=FinishReason.LENGTH)):
             processor.process_outputs([output], time.monotonic(), IterationStats())
+    processor.open_capture("p", f"00-{'1' * 32}-{parent}-01")
+    processor.add_request(make_request("p-1", "p", pooling=True), None)
+    processor.process_outputs([step("p-1", [], rows(1), FinishReason.STOP)], time.monotonic(), IterationStats())
     (span,) = spans.get_finished_spans()
     assert span.name == "llm_request"
     assert span.parent is not None
