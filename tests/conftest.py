@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,19 @@ def pytest_collection_finish() -> None:
 
 def _leave_as_it_is() -> None:
     """Stands in for gc.freeze and gc.unfreeze."""
+
+
+@pytest.fixture(autouse=True)
+def _keeps_its_priority() -> Iterator[None]:
+    """Fails a test that lowers the priority of pytest's main thread, since all later tests would starve beside others.
+
+    A process without privileges cannot raise it again.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    after = os.getpriority(os.PRIO_PROCESS, 0)
+    if after != before:
+        pytest.fail(f"the test left pytest with niceness {after}, before {before}; run what lowers it in a thread")
 
 
 @pytest.fixture(scope="session")

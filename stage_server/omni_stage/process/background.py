@@ -20,6 +20,7 @@ import logging
 import os
 import platform
 import struct
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -51,22 +52,24 @@ def set_attributes(pid: int, *, policy: int, nice: int, slice_ns: int) -> bool:
     return False
 
 
-def yield_cores(pid: int) -> None:
-    """Lower the priority of process `pid` (0: the calling thread) and of the processes that it starts later.
+def yield_cores(pid: int | None = None) -> None:
+    """Lower the priority of process `pid` (None: the calling thread) and of the processes that it starts later.
 
-    If `pid` leads its session, the priority of the session is lowered too. The kernel permits ten such changes of
+    If process `pid` leads its session, the priority of the session is lowered too; a thread leaves it as it is, unless
+    it is the leader's main thread. The kernel permits ten such changes of
     sessions per second to all processes without privileges together, and refuses further ones. So a caller that must be
     sure repeats the call later.
 
     If the kernel or a seccomp profile refuses the slice, only the priority is lowered. If the process has ended,
     nothing happens.
     """
+    pid = threading.get_native_id() if pid is None else pid
     try:
         nice = max(_NICE, os.getpriority(os.PRIO_PROCESS, pid))
         if not set_attributes(pid, policy=os.SCHED_BATCH, nice=nice, slice_ns=_SLICE_NS):
             os.setpriority(os.PRIO_PROCESS, pid, nice)
-        if os.getsid(pid) == (pid or os.getpid()):
-            _lower_session(pid or os.getpid(), nice)
+        if os.getsid(pid) == pid:
+            _lower_session(pid, nice)
     except ProcessLookupError:
         return
     except PermissionError:

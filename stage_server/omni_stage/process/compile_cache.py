@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import time
@@ -95,7 +96,7 @@ class SharedCompileCache:
         Call this when the stage is ready, in a thread of its own: it yields its core to others. A full or read-only
         volume is no error.
         """
-        yield_cores(0)
+        yield_cores()
         begin = time.monotonic()
         files = frozenset(self._files())
         size = _total(files)
@@ -169,8 +170,10 @@ class SharedCompileCache:
             for parent, _, entries in os.walk(folder):
                 for entry in entries:
                     path = Path(parent, entry)
-                    if path.is_file() and not path.is_symlink() and not entry.endswith(_PASSING):
-                        yield f"{name}/{path.relative_to(folder).as_posix()}", path.stat().st_size
+                    with suppress(FileNotFoundError):  # a compiler has removed or renamed it meanwhile
+                        status = path.lstat()
+                        if stat.S_ISREG(status.st_mode) and not entry.endswith(_PASSING):
+                            yield f"{name}/{path.relative_to(folder).as_posix()}", status.st_size
 
     def _pack(self, names: list[str]) -> Path:
         descriptor, unfinished = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.directory)
@@ -179,7 +182,8 @@ class SharedCompileCache:
                 with tarfile.open(fileobj=stream, mode="w:") as tar:
                     for name in names:
                         top, _, rest = name.partition("/")
-                        tar.add(self.folders[top] / rest, arcname=name, recursive=False)
+                        with suppress(FileNotFoundError):  # a compiler has removed it meanwhile
+                            tar.add(self.folders[top] / rest, arcname=name, recursive=False)
                 stream.flush()
                 os.fsync(stream.fileno())
                 stream.seek(0)

@@ -173,7 +173,7 @@ class MeteredBackend(XgrammarBackend):
     ) -> StructuredOutputGrammar:
         """Returns the compiled form. Runs on a thread that only compiles. Raises WrongFormError."""
         # Compiling may take seconds, and the engine's steps have priority.
-        yield_cores(threading.get_native_id())
+        yield_cores()
         with _COMPILING:
             context = compile_form(self.compiler, Form(request_type.name.lower(), grammar_spec))
         return MeteredGrammar(

@@ -69,13 +69,35 @@ def test_a_process_does_not_lower_a_session_that_others_share(sleeper: subproces
     assert session_nice(sleeper.pid) == before
 
 
+def test_a_thread_lowers_neither_its_process_nor_the_session() -> None:
+    """Even where its process leads the session, as the first process of a container does."""
+    code = """
+import os, threading
+from pathlib import Path
+from omni_stage.process.background import yield_cores
+def yields():
+    yield_cores()
+    print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+thread = threading.Thread(target=yields)
+thread.start()
+thread.join()
+print(os.getpriority(os.PRIO_PROCESS, os.getpid()), os.getsid(0) == os.getpid())
+file = Path("/proc/self/autogroup")
+print(file.read_text().split()[-1] if file.exists() else "0")
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
+    ).stdout
+    assert said.split() == [str(NICE), str(os.getpriority(os.PRIO_PROCESS, 0)), "True", "0"]
+
+
 def test_child_processes_are_in_the_background_too() -> None:
     """Child processes inherit the scheduling policy and the priority."""
     ask = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
     code = f"""
 import subprocess, sys
 from omni_stage.process.background import yield_cores
-yield_cores(0)
+yield_cores()
 subprocess.run([sys.executable, "-c", {ask!r}], check=True)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -7,6 +7,7 @@ import io
 import os
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def _fill(root: Path, files: dict[str, bytes]) -> None:
         path.write_bytes(content)
 
 
+def _save(pod: SharedCompileCache) -> Path | None:
+    """In a thread of its own, as a stage server does: the thread keeps the low priority that it gives itself."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(pod.save).result()
+
+
 def _content(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -64,23 +71,23 @@ def test_a_second_pod_restores_what_the_first_saved(shared: Path, tmp_path: Path
     (first / "inductor/link").symlink_to("/etc/passwd")
     pod = _pod(shared, first)
     assert pod.restore() == 0
-    assert pod.save() is not None
+    assert _save(pod) is not None
     other = _pod(shared, second)
     assert other.restore() == len(FILES)
     assert _content(second) == FILES
     assert os.access(second / "inductor/ab/lib.so", os.X_OK)
-    assert other.save() is None
+    assert _save(other) is None
     assert len(list(shared.iterdir())) == 1
 
 
 def test_a_pod_that_compiled_more_replaces_the_archive(shared: Path, tmp_path: Path) -> None:
     """So the archive grows until nothing is compiled any more; older ones of this stage are deleted."""
     _fill(tmp_path / "a", FILES)
-    _pod(shared, tmp_path / "a").save()
+    _save(_pod(shared, tmp_path / "a"))
     more = _pod(shared, tmp_path / "b")
     more.restore()
     _fill(tmp_path / "b", {"triton/new": b"n"})
-    assert more.save() is not None
+    assert _save(more) is not None
     last = _pod(shared, tmp_path / "c")
     assert last.restore() == len(FILES) + 1
     assert len(list(shared.iterdir())) == 1
@@ -90,7 +97,7 @@ def test_a_pod_that_compiled_more_replaces_the_archive(shared: Path, tmp_path: P
 def test_a_damaged_archive_is_not_used(shared: Path, tmp_path: Path, damage: str) -> None:
     """And the stage that compiles in its place writes a sound one."""
     _fill(tmp_path / "a", FILES)
-    archive = _pod(shared, tmp_path / "a").save()
+    archive = _save(_pod(shared, tmp_path / "a"))
     assert archive is not None
     content = bytearray(archive.read_bytes())
     content[1000] ^= damage == "flipped"
@@ -99,7 +106,7 @@ def test_a_damaged_archive_is_not_used(shared: Path, tmp_path: Path, damage: str
     assert pod.restore() == 0
     assert not (tmp_path / "b").exists()
     _fill(tmp_path / "b", FILES)
-    assert pod.save() is not None
+    assert _save(pod) is not None
     assert _pod(shared, tmp_path / "c").restore() == len(FILES)
 
 
@@ -128,7 +135,7 @@ def test_other_files_on_the_volume_are_left_alone(shared: Path, tmp_path: Path) 
     pod = _pod(shared, tmp_path / "pod")
     assert pod.restore() == 0
     _fill(tmp_path / "pod", FILES)
-    assert pod.save() is not None
+    assert _save(pod) is not None
     assert (shared / "notes.txt").exists()
     assert (shared / "folder/x").exists()
     assert other.exists()
@@ -143,7 +150,7 @@ def test_what_nobody_uses_is_deleted(shared: Path, tmp_path: Path) -> None:
         time = path.stat().st_mtime - age - 60
         os.utime(path, (time, time))
     _fill(tmp_path / "pod", FILES)
-    assert _pod(shared, tmp_path / "pod").save() is not None
+    assert _save(_pod(shared, tmp_path / "pod")) is not None
     assert not old.exists()
     assert not left.exists()
 
@@ -166,7 +173,7 @@ def test_pods_that_save_together_leave_one_whole_archive(shared: Path, tmp_path:
 def test_a_file_that_was_half_restored_is_whole_after_the_restart(shared: Path, tmp_path: Path) -> None:
     """A pod's folders outlive its container."""
     _fill(tmp_path / "a", FILES)
-    _pod(shared, tmp_path / "a").save()
+    _save(_pod(shared, tmp_path / "a"))
     _fill(tmp_path / "b", {"vllm/a/rank_0/.graph.py.tmp": b"x" * 10})
     _pod(shared, tmp_path / "b").restore()
     assert (tmp_path / "b/vllm/a/rank_0/graph.py").read_bytes() == FILES["vllm/a/rank_0/graph.py"]
@@ -181,8 +188,8 @@ def test_too_much_is_neither_written_nor_read(
     pod = _pod(shared, tmp_path / "a")
     with monkeypatch.context() as patch:
         patch.setattr(compile_cache, bound, 2)
-        assert pod.save() is None
-    assert pod.save() is not None
+        assert _save(pod) is None
+    assert _save(pod) is not None
     monkeypatch.setattr(compile_cache, bound, 2)
     assert _pod(shared, tmp_path / "b").restore() == 0
 
@@ -192,7 +199,7 @@ def test_a_volume_that_is_missing_is_no_error(tmp_path: Path) -> None:
     _fill(tmp_path / "pod", FILES)
     pod = _pod(tmp_path / "missing", tmp_path / "pod")
     assert pod.restore() == 0
-    assert pod.save() is None
+    assert _save(pod) is None
 
 
 def test_the_cache_is_opened_where_the_environment_names_all_it_needs(tmp_path: Path) -> None:
