@@ -32,17 +32,14 @@ class CollectedSpan:
 
 @dataclass(frozen=True)
 class OtelCollector:
-    """A running collector."""
+    """A collector."""
 
     endpoint: str
     written: Path
 
     def spans(self) -> list[CollectedSpan]:
-        """Returns all spans that the collector has written so far, without an incomplete last line."""
-        if not self.written.exists():
-            return []
-        lines = self.written.read_text().split("\n")[:-1]
-        return [span for line in lines for span in _read_spans(json.loads(line))]
+        """Returns all spans that the collector has received. Call this when it has ended."""
+        return [span for line in self.written.read_text().splitlines() for span in _read_spans(json.loads(line))]
 
 
 @contextmanager
@@ -54,7 +51,7 @@ def run_collector(folder: Path) -> Iterator[OtelCollector]:
         yaml.safe_dump(
             {
                 "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": f"127.0.0.1:{port}"}}}},
-                "exporters": {"file": {"path": str(written), "flush_interval": "200ms"}},
+                "exporters": {"file": {"path": str(written)}},
                 "service": {
                     "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["file"]}},
                     "telemetry": {"metrics": {"level": "none"}},

@@ -226,7 +226,8 @@ class FaultProxy:
         )
 
     async def _end_watches(self, *, gone: bool) -> int:
-        watches = dict(self._watches)
+        # The handler of a watch whose connection broke ends with the next event.
+        watches = {answer: transport for answer, transport in self._watches.items() if not transport.is_closing()}
         for answer, transport in watches.items():
             if gone:
                 await answer.write(json.dumps({"type": "ERROR", "object": _status(410)}).encode() + b"\n")

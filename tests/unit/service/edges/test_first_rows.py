@@ -15,11 +15,9 @@ from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.edges.outbox import EARLY_STEPS
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.wire import OutgoingChunk
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import Gates, step
-
-LIMIT_S = 20
 
 
 async def three_rows(_: StageRequest) -> AsyncIterator[StageStep]:
@@ -35,7 +33,7 @@ async def test_rows_do_not_wait_for_the_accepted_of_their_own_stage(
 
     async def accept_late(writer: ResponseWriter, accepted: Any) -> None:
         if writer._stage == "thinker":
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await has_rows.wait()
         await accept(writer, accepted)
 
@@ -61,7 +59,7 @@ async def test_rows_leave_in_the_turn_of_the_loop_in_which_the_talker_accepts(
         return await write(call, message)
 
     async def open_late(call: EdgeCall, max_rows: int) -> None:
-        await until(lambda: call._outbox.is_due, LIMIT_S)
+        await until(lambda: call._outbox.is_due)
         await opened(call, max_rows)
         at_return.append(len(begun))
 
@@ -105,7 +103,7 @@ async def test_a_second_talker_that_refuses_after_the_first_has_rows(
 
     async def open_late(call: EdgeCall, max_rows: int) -> None:
         if call.edge.stage == "narrator":
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await has_rows.wait()
         await opened(call, max_rows)
 
@@ -134,7 +132,7 @@ async def test_a_second_talker_that_refuses_after_the_first_has_rows(
         assert (answer.code.name, answer.info.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_REQUESTS")
         assert answer.responses == [], "the client may try again"
     for stage in (thinker, pair.talker):
-        await until(lambda stage=stage: not stage.server.admission.requests, LIMIT_S)
+        await until(lambda stage=stage: not stage.server.admission.requests)
         assert stage.server.admission.bytes == 0
 
 
@@ -156,13 +154,13 @@ async def test_a_client_that_leaves_while_the_first_rows_are_being_written(
 
     monkeypatch.setattr(downstream_call, "_write", stuck)
     pair = await start_pair(three_rows)
-    call = pair.thinker.stub.Generate(iter([lab.start(), lab.END]), timeout=LIMIT_S)
-    async with asyncio.timeout(LIMIT_S):
+    call = pair.thinker.stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         await writing.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await lab.collect(call)
-    await until(lambda: not pair.thinker.server.admission.requests, LIMIT_S)
-    await until(lambda: not pair.talker.server.admission.requests, LIMIT_S)
+    await until(lambda: not pair.thinker.server.admission.requests)
+    await until(lambda: not pair.talker.server.admission.requests)
     assert ended == ["write"]
     assert pair.rows == []

@@ -24,11 +24,10 @@ from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import StageRequest, StageStep
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.scripted_stages import Kit, Stage
 
-PATIENCE_S = 100.0
 _numbers = itertools.count()
 
 
@@ -67,7 +66,7 @@ async def calling(pods: Pods) -> AsyncIterator[AsyncOmniClient]:
     async with AsyncOmniClient("unused:1") as client:
         client._pool = pool = pods.pool()
         assert (await client.run(text=prompt())).text
-        await until(lambda: pool.connected == len(pods.stages), PATIENCE_S)
+        await until(lambda: pool.connected == len(pods.stages))
         yield client
 
 
@@ -91,7 +90,7 @@ async def test_every_answer_and_health_check_reports_the_load(kit: Kit) -> None:
     report = find_report(await call.initial_metadata())
     assert report is not None, (type(await call.initial_metadata()), list(await call.initial_metadata()))
     assert (report.requests, report.utilization) == (1, 0.25)
-    await until(lambda: stage.server.runtime.load.report().running == 1, PATIENCE_S)
+    await until(lambda: stage.server.runtime.load.report().running == 1)
     check = health_pb2_grpc.HealthStub(stage.channel).Check(health_pb2.HealthCheckRequest())
     await check
     health = find_report(await check.trailing_metadata())
@@ -124,13 +123,13 @@ async def test_a_new_pod_gets_calls_and_a_leaving_pod_none(kit: Kit) -> None:
             await client.run(text=prompt())
         assert time.monotonic() - began < PATIENCE_S
         first.server.health.set_ready(False)
-        await until(lambda: client._pool.connected == 2, PATIENCE_S)
+        await until(lambda: client._pool.connected == 2)
         before = requests(first)
         for _ in range(30):
             assert (await client.run(text=prompt())).text == "Hello"
         assert requests(first) == before, "its address is still known, but it says that it does not serve"
         first.server.health.set_ready(True)
-        await until(lambda: client._pool.connected == 3, PATIENCE_S)
+        await until(lambda: client._pool.connected == 3)
 
 
 async def test_answers_of_a_pod_that_leaves_continue(kit: Kit) -> None:
@@ -138,9 +137,9 @@ async def test_answers_of_a_pod_that_leaves_continue(kit: Kit) -> None:
     pods = Pods(first, second)
     async with calling(pods) as client:
         running = [asyncio.create_task(client.run(text=prompt())) for _ in range(8)]
-        await until(lambda: sum(requests(first, second)) == 9, PATIENCE_S)
+        await until(lambda: sum(requests(first, second)) == 9)
         pods.stages.remove(first)
-        await until(lambda: client._pool.connected == 1, PATIENCE_S)
+        await until(lambda: client._pool.connected == 1)
         assert [(await one).text for one in running] == ["Hello"] * 8
         assert not client._pool._retired, "its channel is closed"
 
@@ -207,7 +206,7 @@ async def test_the_blocking_client_and_stages_use_it_too(kit: Kit, kind: str, mo
 
     with OmniClient(target) as client:
         await asyncio.to_thread(ask, client, 1)
-        await until(lambda: client._pool.connected == 2, PATIENCE_S)
+        await until(lambda: client._pool.connected == 2)
         before = requests(*stages)
         await asyncio.to_thread(ask, client, 20)
         assert sum(requests(*stages)) - sum(before) == 20

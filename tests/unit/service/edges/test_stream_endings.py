@@ -143,7 +143,7 @@ async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], way
         yield chunk("x", 0, 2)
         await silent.wait()
 
-    call = call_talker(pair, messages(), timeout_s=5 if way == "deadline" else 30)
+    call = call_talker(pair, messages(), timeout_s=5 if way == "deadline" else PATIENCE_S)
     if way == "cancel":
         await until(lambda: bool(pair.reads))
         call.cancel()

@@ -221,6 +221,7 @@ def test_a_vocoder_of_any_rates(repeats: int, rates: list[int], kernels: list[in
         upsample_rates=rates,
         upsample_kernel_sizes=kernels,
     )
+    torch.manual_seed(0)
     vocoder = Qwen2_5OmniToken2WavBigVGANModel(config).eval()
     waveform = read_audio_shape(repeats, rates, kernels)
     with torch.inference_mode():

@@ -13,9 +13,7 @@ from omni_proto.rpc.balance import watch
 from omni_proto.rpc.balance.report import LoadReport
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.peers.certificates import Authority
-from support.processes.polling import until
-
-PATIENCE_S = 100.0
+from support.processes.polling import PATIENCE_S, until
 
 
 class Pod(stage_service_pb2_grpc.StageServiceServicer):
@@ -80,12 +78,12 @@ async def test_certificates_are_checked_against_the_name_of_the_stage(
     target, tls = f"{name}:{servers[0][1]}", ClientTls(ca=ca, server_name=server_name)
     async with AsyncOmniClient(target, tls=tls) as client:
         await client.run(text="a")
-        await until(lambda: client._pool.connected == 2, PATIENCE_S)
+        await until(lambda: client._pool.connected == 2)
         for number in range(40):
             await client.run(text=str(number))
     with OmniClient(target, tls=tls) as blocking:
         await asyncio.to_thread(lambda: blocking.run(text="a"))
-        await until(lambda: blocking._pool.connected == 2, PATIENCE_S)
+        await until(lambda: blocking._pool.connected == 2)
     assert min(pod.calls for pod in pods) > 0
     for server, _ in servers:
         await server.stop(None)
