@@ -184,7 +184,7 @@ def doctor(
 ) -> None:
     """Check a cluster and a namespace: what will fail, and what to do. Changes nothing.
 
-    Versions of Kubernetes, CRD and operator, your rights, GPUs and taints, Pod Security
+    Versions of Kubernetes, CRDs and operator, your rights, GPUs and taints, Pod Security
     and quotas (by a dry run), network policies, storage classes, optional APIs. Exit
     codes: 0 nothing will fail, 1 something will.
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from omni_cli.cluster.access import Cluster, ClusterError, Document
-from omni_proto.pipeline import API_VERSION
+from omni_proto.pipeline import API_VERSION, KIND
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 
-CRD: Final = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/omnipipelines.{API_VERSION.partition('/')[0]}"
+CRDS: Final = {KIND: "omnipipelines", STAGE_KIND: "omnistages"}
+"""The plural of each kind that the chart's CRDs define."""
 OPERATORS: Final = "app.kubernetes.io/name=omnipipeline-operator"
 RIGHTS: Final = (
     ("create", API_VERSION.partition("/")[0], "omnipipelines", ""),
@@ -51,7 +53,8 @@ class Facts:
 
     namespace: str
     version: Document | Unknown
-    crd: Document | Unknown
+    crds: Mapping[str, Document | Unknown]
+    """The CRD of each kind in CRDS."""
     operators: Sequence[Document] | Unknown
     nodes: Sequence[Document] | Unknown
     space: Document | Unknown
@@ -74,7 +77,7 @@ def gather(cluster: Cluster) -> Facts:
     return Facts(
         namespace=namespace,
         version=cluster.get("/version"),
-        crd=_try(lambda: cluster.get(CRD)),
+        crds={kind: _crd(cluster, plural) for kind, plural in CRDS.items()},
         operators=_try(lambda: cluster.items("/apis/apps/v1/deployments", labelSelector=OPERATORS)),
         nodes=_try(lambda: cluster.items("/api/v1/nodes")),
         space=_try(lambda: cluster.get(base)),
@@ -85,6 +88,14 @@ def gather(cluster: Cluster) -> Facts:
         admitted=_try(lambda: cluster.post(f"{base}/pods", SCRATCH_POD, dryRun="All")),
         rights={describe_right(right): _may(cluster, right) for right in RIGHTS},
     )
+
+
+def _crd(cluster: Cluster, plural: str) -> Document | Unknown:
+    name = f"{plural}.{API_VERSION.partition('/')[0]}"
+    found: Document | Unknown = _try(
+        lambda: cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    )
+    return found
 
 
 def describe_right(right: tuple[str, str, str, str]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from omni_cli.cluster.access import Document
 from omni_cli.cluster.facts import OPERATORS, Facts, Unknown
-from omni_proto.pipeline import API_VERSION, is_accelerator
-from omni_proto.pipeline.schema import object_schema
+from omni_proto.pipeline import API_VERSION, KIND, is_accelerator
+from omni_proto.pipeline.schema import object_schema, structural_schema
+from omni_proto.pipeline.types.scaling import STAGE_KIND, OmniStage
 
 Level = Literal["ok", "note", "warning", "error"]
 OLDEST: Final = (1, 30)
@@ -22,6 +23,11 @@ MARKS: Final[Mapping[Level, tuple[str, str]]] = {
     "error": ("x", "red"),
 }
 _VERSION: Final = API_VERSION.partition("/")[2]
+_NEEDED: Final[Mapping[str, tuple[tuple[str, ...], Callable[[], Document]]]] = {
+    KIND: (("status",), object_schema),
+    STAGE_KIND: (("scale", "status"), lambda: structural_schema(OmniStage)),
+}
+"""The subresources and the schema that this omnipipe knows of each kind."""
 _MOST_NAMED: Final = 5
 
 
@@ -39,7 +45,7 @@ def judge(facts: Facts, version: str) -> list[Diagnosis]:
     """Returns the findings in the order in which they matter. version: of this omnipipe."""
     return [
         *_judge_kubernetes(facts),
-        *_judge_crd(facts),
+        *(_judge_crd(kind, crd) for kind, crd in facts.crds.items()),
         *_judge_operator(facts, version),
         *_judge_rights(facts),
         *_judge_devices(facts),
@@ -77,30 +83,37 @@ def _judge_kubernetes(facts: Facts) -> Iterator[Diagnosis]:
         yield Diagnosis("kubernetes", "ok", text)
 
 
-def _judge_crd(facts: Facts) -> Iterator[Diagnosis]:
-    if isinstance(facts.crd, Unknown):
-        if facts.crd.status == 404:
-            remedy = "install the chart, or kubectl apply --server-side -f manifests/crd"
-            yield Diagnosis("crd", "error", "OmniPipeline is not installed", remedy)
-        else:
-            yield _unread("crd", facts.crd)
-        return
-    served = {one["name"]: one for one in facts.crd["spec"]["versions"] if one.get("served")}
+def _judge_crd(kind: str, crd: Document | Unknown) -> Diagnosis:
+    if isinstance(crd, Unknown):
+        if crd.status != 404:
+            return _unread("crd", crd)
+        remedy = "install the chart, or kubectl apply --server-side -f manifests/crd"
+        return Diagnosis("crd", "error", f"{kind} is not installed", remedy)
+    said = {one["type"]: one for one in (crd.get("status") or {}).get("conditions") or ()}
+    for condition, good in (("Terminating", "False"), ("NamesAccepted", "True"), ("Established", "True")):
+        found = said.get(condition) or {"status": "False"}
+        if found["status"] != good:
+            text = f"{kind} has {condition}={found['status']}: {found.get('message') or 'it is not served yet'}"
+            return Diagnosis("crd", "error", text, f"kubectl describe crd {crd['metadata']['name']}")
+    served = {one["name"]: one for one in crd["spec"]["versions"] if one.get("served")}
     if _VERSION not in served:
-        remedy = "apply the CRD of this release (docs/upgrade.md)"
-        yield Diagnosis("crd", "error", f"it serves {', '.join(served) or 'no version'}, not {_VERSION}", remedy)
-        return
-    theirs = list_fields(served[_VERSION]["schema"]["openAPIV3Schema"]["properties"]["spec"])
-    ours = list_fields(object_schema()["properties"]["spec"])
-    missing, more = sorted(ours - theirs), sorted(theirs - ours)
-    if missing:
-        text = f"it is older than this omnipipe: the API server refuses or drops {_some(missing)}"
-        yield Diagnosis("crd", "warning", text, "upgrade the CRD before the operator (docs/upgrade.md)")
-    if more:
-        text = f"it is newer than this omnipipe, which refuses {_some(more)}"
-        yield Diagnosis("crd", "warning", text, "install the omnipipe of the cluster's release")
-    if not missing and not more:
-        yield Diagnosis("crd", "ok", f"{_VERSION}, with the fields of this omnipipe")
+        text = f"{kind} is served in {', '.join(served) or 'no version'}, not {_VERSION}"
+        return Diagnosis("crd", "error", text, "apply the CRDs of this release (docs/upgrade.md)")
+    subresources, schema = _NEEDED[kind]
+    theirs = _surface(served[_VERSION]["schema"]["openAPIV3Schema"], served[_VERSION].get("subresources") or ())
+    ours = _surface(schema(), subresources)
+    if missing := sorted(ours - theirs):
+        text = f"{kind} is older than this omnipipe: the API server refuses or drops {_some(missing)}"
+        return Diagnosis("crd", "warning", text, "upgrade the CRDs before the operator (docs/upgrade.md)")
+    if more := sorted(theirs - ours):
+        text = f"{kind} is newer than this omnipipe, which does not know {_some(more)}"
+        return Diagnosis("crd", "warning", text, "install the omnipipe of the cluster's release")
+    return Diagnosis("crd", "ok", f"{kind} {_VERSION}, with the fields of this omnipipe")
+
+
+def _surface(schema: Document, subresources: Iterable[str]) -> set[str]:
+    parts = (list_fields(schema["properties"][part], part) for part in ("spec", "status"))
+    return set().union(*parts, (f"/{name}" for name in subresources))
 
 
 def list_fields(schema: Document, path: str = "spec") -> set[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from omni_cli.cluster.facts import Facts, Unknown
+from omni_cli.cluster.facts import CRDS, Facts, Unknown
 from omni_cli.commands.doctor import Diagnosis, judge, list_fields
 from omni_proto.pipeline.schema import object_schema
 
@@ -16,9 +18,22 @@ Json = dict[str, Any]
 FORBIDDEN = Unknown("the API server answers 403 (Forbidden)", 403)
 
 
-def crd(schema: Json | None = None, version: str = "v1alpha1") -> Json:
-    served = {"name": version, "served": True, "schema": {"openAPIV3Schema": schema or object_schema()}}
-    return {"spec": {"versions": [served]}}
+INSTALLED: dict[str, Json] = {
+    one["spec"]["names"]["kind"]: one
+    for one in (yaml.safe_load(file.read_text()) for file in (Path(__file__).parents[3] / "manifests/crd").iterdir())
+}
+
+
+def crds(kind: str, *, schema: Json | None = None, version: str = "v1alpha1", without: str = "", **said: str) -> Json:
+    """Returns all CRDs, with those changes to the one of a kind. said: conditions."""
+    changed = copy.deepcopy(INSTALLED[kind])
+    (served,) = changed["spec"]["versions"]
+    served["name"] = version
+    served["schema"] = {"openAPIV3Schema": schema or served["schema"]["openAPIV3Schema"]}
+    served["subresources"].pop(without, None)
+    conditions = {"NamesAccepted": "True", "Established": "True", **said}
+    changed["status"] = {"conditions": [{"type": name, "status": status} for name, status in conditions.items()]}
+    return {**GOOD_CRDS, kind: changed}
 
 
 def operator(version: str = "0.1.0", replicas: int = 1, ready: int = 1) -> Json:
@@ -32,10 +47,12 @@ def node(*, taints: bool = False, **allocatable: str) -> Json:
     return {"spec": {"taints": [{"effect": "NoSchedule"}] if taints else []}, "status": {"allocatable": found}}
 
 
+GOOD_CRDS: dict[str, Json] = {}
+GOOD_CRDS |= {kind: crds(kind)[kind] for kind in INSTALLED}
 GOOD = Facts(
     namespace="models",
     version={"gitVersion": "v1.34.1"},
-    crd=crd(),
+    crds=GOOD_CRDS,
     operators=[operator()],
     nodes=[{"spec": {}, "status": {"allocatable": {"cpu": "4", "nvidia.com/gpu": "2"}}}],
     space={"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
@@ -67,16 +84,22 @@ CRD_NEWER = copy.deepcopy(object_schema())
 CRD_NEWER["properties"]["spec"]["properties"]["speculation"] = {"type": "object"}
 TABLE: list[tuple[str, Any, str, str, str]] = [
     ("version", {"gitVersion": "v1.29.3-eks-1"}, "kubernetes", "error", "older than 1.30"),
-    ("crd", Unknown("404", 404), "crd", "error", "not installed"),
-    ("crd", crd(version="v1"), "crd", "error", "serves v1, not v1alpha1"),
+    *(
+        ("crds", {**GOOD_CRDS, kind: Unknown("404", 404)}, "crd", "error", f"{kind} is not installed")
+        for kind in ("OmniPipeline", "OmniStage")
+    ),
+    ("crds", crds("OmniPipeline", version="v1"), "crd", "error", "served in v1, not v1alpha1"),
+    ("crds", crds("OmniStage", Established="False"), "crd", "error", "OmniStage has Established=False"),
+    ("crds", crds("OmniStage", Terminating="True"), "crd", "error", "OmniStage has Terminating=True"),
+    ("crds", crds("OmniStage", without="scale"), "crd", "warning", "refuses or drops /scale"),
     (
-        "crd",
-        crd(CRD_OLDER),
-        "crd",
-        "warning",
+        *("crds", crds("OmniPipeline", schema=CRD_OLDER), "crd", "warning"),
         "older than this omnipipe: the API server refuses or drops spec.stages[]",
     ),
-    ("crd", crd(CRD_NEWER), "crd", "warning", "newer than this omnipipe, which refuses spec.speculation"),
+    (
+        *("crds", crds("OmniPipeline", schema=CRD_NEWER), "crd", "warning"),
+        "newer than this omnipipe, which does not know spec.speculation",
+    ),
     ("operators", [], "operator", "error", "there is none"),
     ("operators", [operator(replicas=0, ready=0)], "operator", "error", "has no pods"),
     ("operators", [operator(ready=0)], "operator", "error", "has no ready pod"),
@@ -109,7 +132,14 @@ def test_what_is_wrong_is_named(field: str, value: Any, check: str, level: str, 
     assert level == "ok" or found[0].remedy
 
 
-@pytest.mark.parametrize("field", ["crd", "operators", "nodes", "policies", "quotas", "classes", "groups"])
+def test_each_crd_of_the_chart_is_checked() -> None:
+    assert set(CRDS) == set(INSTALLED)
+    assert {one.text.split()[0] for one in findings() if one.check == "crd"} == set(INSTALLED)
+    unread = findings(crds=dict.fromkeys(CRDS, FORBIDDEN))
+    assert [one.level for one in unread if "not checked" in one.text] == ["note"] * len(CRDS)
+
+
+@pytest.mark.parametrize("field", ["operators", "nodes", "policies", "quotas", "classes", "groups"])
 def test_what_may_not_be_read_is_reported(field: str) -> None:
     assert [one.level for one in findings(**{field: FORBIDDEN}) if "not checked" in one.text] == ["note"]
 
