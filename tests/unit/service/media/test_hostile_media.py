@@ -196,11 +196,12 @@ async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the start ended with its client, clients that come and go would cause many starts, and none would be used."""
-    starts, start = 0, DecoderProcess.start
+    starts, start, gate = 0, DecoderProcess.start, asyncio.Event()
 
     async def count() -> DecoderProcess:
         nonlocal starts
         starts += 1
+        await gate.wait()
         return await start()
 
     monkeypatch.setattr(DecoderProcess, "start", count)
@@ -209,6 +210,7 @@ async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next
     for _ in range(5):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(pool.decode([quick], RULES, PATIENCE_S), 0.001)
+    gate.set()
     assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
     pool.close()
     assert starts == 1
