@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from concurrent import futures
 
 import grpc
 import pytest
 
+from omni_cli.local.ports import pick_ports
 from omni_proto.client import AsyncOmniClient, OmniClient, OmniRequestError
 from omni_proto.rpc.channels import ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2_grpc
@@ -89,9 +89,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_both_clients_find_a_pipeline_that_came_back(opened: list[int]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        target = f"127.0.0.1:{probe.getsockname()[1]}"
+    target = f"127.0.0.1:{pick_ports(1)[0]}"
     blocking = OmniClient(target)
     async with AsyncOmniClient(target) as client:
         for call in (client.get_stage, lambda: asyncio.to_thread(blocking.get_stage)):
