@@ -90,6 +90,14 @@ def test_a_spoken_question_gets_a_spoken_answer(dialogue: None, client: ClientPo
     assert count_word_errors(letters, list("".join(heard))) <= len(letters) / 5, heard
 
 
+def test_a_typed_question_gets_a_spoken_answer(dialogue: None, client: ClientPod) -> None:
+    """Whisper has nothing to hear, and passes it on."""
+    (answer,) = client.ask(TARGET, [{"text": "What is the capital of France?", "seed": 0}])
+    assert (answer["finished"], answer["transcript"]) == (["asr", "llm", "voice"], "")
+    assert "paris" in split_words(answer["texts"]["llm"])
+    assert len(base64.b64decode(answer["audio"])) > 4 * answer["sample_rate_hz"]
+
+
 READ_ALOUD = """
 import base64, json, sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor

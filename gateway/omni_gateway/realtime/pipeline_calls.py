@@ -70,7 +70,8 @@ def begin_call(session: Call, number: int, share: Share) -> Call:
 async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator[Output, None]:
     """Yields what the pipeline returns for a response; the last one is Ended. Raises GatewayError."""
     pipeline, facts = await _find(gateway, call)
-    prompt = recall_heard(ask.prompt, count_recalled(ask.prompt, facts))
+    prompt = put_unheard_last(ask.prompt) if facts.transcribes else ask.prompt
+    prompt = recall_heard(prompt, count_recalled(prompt, facts))
     body = read_body(prompt)
     call.rights.check(body)
     call.paths = ClientPaths(
@@ -92,18 +93,36 @@ async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator
 def count_recalled(prompt: Prompt, facts: EntryFacts) -> int:
     """Returns how much of the prompt's audio, from the oldest on, the pipeline shall not hear again.
 
-    An entry that writes down what it hears hears only the last message. Other ones hear the newest that
-    limits.maxMediaPerRequest allows. The number grows by half of that limit at a time: between these turns the
-    conversation begins as before, and what the stage has cached of it is used.
+    An entry that writes down what it hears hears only the last message, and that one only if its words are not known
+    yet: the stage that answers takes them as text. Other ones hear the newest that limits.maxMediaPerRequest allows.
+    The number grows by half of that limit at a time: between these turns the conversation begins as before, and what
+    the stage has cached of it is used.
     """
     contents = [message["content"] for message in prompt.body["messages"]]
     kinds = [[part["type"] for part in content] if isinstance(content, list) else [] for content in contents]
     if facts.transcribes:
-        return sum(one.count("input_audio") for one in kinds[:-1])
+        earlier = sum(one.count("input_audio") for one in kinds[:-1])
+        passes_on = facts.answering not in ("", facts.stage)
+        return len(prompt.audio) if passes_on and all(one.text.strip() for one in prompt.audio[earlier:]) else earlier
     images = sum(len(one) - one.count("input_audio") - one.count("text") for one in kinds)
     room = max(1, facts.max_media - images)
     too_many, step = len(prompt.audio) - room, max(1, room // 2)
     return min(-(-too_many // step) * step, len(prompt.audio) - 1) if facts.max_media and too_many > 0 else 0
+
+
+def put_unheard_last(prompt: Prompt) -> Prompt:
+    """Returns the prompt with the user's last message behind the system messages that follow it, if its audio has not
+    been written down: an entry that writes down what it hears hears only the last message."""
+    messages = prompt.body["messages"]
+    spoken = [one["role"] != "system" for one in messages]
+    last = len(spoken) - 1 - spoken[::-1].index(True) if any(spoken) else -1
+    parts = messages[last]["content"] if last >= 0 else None
+    is_heard = not isinstance(parts, list) or parts[-1]["type"] != "input_audio" or bool(prompt.audio[-1].text.strip())
+    if is_heard or last == len(messages) - 1:
+        return prompt
+    order = [*range(last), *range(last + 1, len(messages)), last]
+    body = {**prompt.body, "messages": [messages[number] for number in order]}
+    return Prompt(body, prompt.audio, [prompt.paths[number] for number in order])
 
 
 def recall_heard(prompt: Prompt, count: int) -> Prompt:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from omni_stage import OmniLLM
+from omni_stage.errors import InvalidRequestError
 from omni_stage.models.asr.tiny import write_tiny_checkpoint
-from omni_stage.models.component import AudioPart, ChatMessage, UserPrompt
+from omni_stage.models.component import AudioPart, ChatMessage, TextPart, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.models.spoken import RATE_HZ, WhisperJudge, make_audio
 
@@ -49,9 +50,14 @@ def test_a_spoken_question_is_answered(tmp_path: Path) -> None:
     with OmniLLM(file, model_dir={"asr": whisper, "llm": checkpoint}) as llm:
         answers = llm.generate(questions)
         again = llm.generate(questions[:1])
+        spoken = [ChatMessage("user", [TextPart(answers[0].transcript)])]
+        (typed,) = llm.generate([UserPrompt(messages=spoken)])
+        with pytest.raises(InvalidRequestError, match="one audio file"):
+            llm.generate([UserPrompt(messages=spoken)], modalities=["Transcript"])
     judge = WhisperJudge(whisper)
     for audio, answer in zip(audios, answers, strict=True):
         expected = judge.text(judge.write(audio, timed=False, max_tokens=24))
         assert answer.transcript.rstrip("\ufffd") == expected.rstrip("\ufffd")
         assert answer.text
     assert answers[0].text == again[0].text != answers[1].text
+    assert (typed.text, typed.transcript) == (answers[0].text, ""), "written or spoken, the same question"

@@ -47,9 +47,9 @@ class Dialogue:
         return FinishReason.LENGTH if stage == self.cut else FinishReason.STOP
 
     async def hear(self, request: StageRequest) -> AsyncIterator[StageStep]:
-        """Writes two segments, with their times if these are asked for; nothing if a reply is given."""
+        """Writes two segments, with their times if these are asked for; nothing if there is nothing to hear."""
         assert isinstance(request.source, UserPrompt)
-        if request.source.reply is not None:
+        if request.source.reply is not None or request.source.written:
             yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
             return
         self.heard.append(request.source)

@@ -25,7 +25,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., media: _Optional[_Union[_prompt_pb2.MediaChunk, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorChunks, _Mapping]] = ..., tensor: _Optional[_Union[_tensors_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt", "reply", "structured_output", "conversation")
+    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt", "reply", "structured_output", "conversation", "written")
     class SamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Start(_message.Message):
     REPLY_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: _prompt_pb2.ChatPrompt
     token_ids: _prompt_pb2.TokenPrompt
@@ -67,7 +68,8 @@ class Start(_message.Message):
     reply: _prompt_pb2.GivenReply
     structured_output: _sampling_pb2.StructuredOutput
     conversation: _containers.RepeatedCompositeFieldContainer[_prompt_pb2.ChatMessage]
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: bool = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., reply: _Optional[_Union[_prompt_pb2.GivenReply, _Mapping]] = ..., structured_output: _Optional[_Union[_sampling_pb2.StructuredOutput, _Mapping]] = ..., conversation: _Optional[_Iterable[_Union[_prompt_pb2.ChatMessage, _Mapping]]] = ...) -> None: ...
+    written: bool
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: bool = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., reply: _Optional[_Union[_prompt_pb2.GivenReply, _Mapping]] = ..., structured_output: _Optional[_Union[_sampling_pb2.StructuredOutput, _Mapping]] = ..., conversation: _Optional[_Iterable[_Union[_prompt_pb2.ChatMessage, _Mapping]]] = ..., written: bool = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("upstream_finish_reason",)

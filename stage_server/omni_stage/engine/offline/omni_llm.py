@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -33,7 +33,7 @@ from omni_stage.engine.offline.inputs import (
 )
 from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
 from omni_stage.errors import InvalidRequestError, OmniStageError
-from omni_stage.models.component import EdgeInput, FinishReason, UserPrompt
+from omni_stage.models.component import EdgeInput, FinishReason, TextPart, UserPrompt
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ class AsyncOmniLLM:
         results: dict[str, StageResult] = {}
         answering = self.configs[0].answering_stage
 
-        context = self._context(source)
+        source, context = self._pass_on(source, answers=answering in needed)
 
         async def run(config: StageConfig, stage_source: UserPrompt | EdgeInput) -> None:
             name = config.stage
@@ -151,13 +151,20 @@ class AsyncOmniLLM:
         except ValueError as error:
             raise InvalidRequestError(str(error), field="modalities") from error
 
-    def _context(self, source: UserPrompt) -> UserPrompt | None:
-        """Returns what the stage that answers reads beside the text of its edge; see EdgeInput."""
+    def _pass_on(self, source: UserPrompt, *, answers: bool) -> tuple[UserPrompt, UserPrompt | None]:
+        """Returns the entry's prompt, and what the stage that answers reads beside the text of its edge; see EdgeInput.
+
+        answers: whether that stage runs.
+        """
         entry = self.configs[0]
-        if not entry.passes_on(self._stages[entry.stage].engine.component.facts.transcribes):
-            return None
-        earlier = list(source.messages or ())[:-1]
-        return UserPrompt(messages=earlier, reply=source.reply) if earlier or source.reply else None
+        if not answers or not entry.passes_on(self._stages[entry.stage].engine.component.facts.transcribes):
+            return source, None
+        messages = list(source.messages or ())
+        last = [] if source.reply else messages[-1:]
+        written = bool(last) and all(isinstance(part, TextPart) for part in last[0].parts)
+        earlier = messages if written else messages[:-1]
+        context = UserPrompt(messages=earlier, reply=source.reply, written=written) if earlier or source.reply else None
+        return replace(source, written=written), context
 
     def _published(self, name: str, result: StageResult) -> dict[str, torch.Tensor]:
         """Returns the stage's tensors, with an empty one for each tensor of its schema that has no rows."""

@@ -60,7 +60,8 @@ def find_audio(source: UserPrompt) -> tuple[AudioPart, str]:
     """
     if not source.messages:
         raise InvalidRequestError(
-            "component asr/whisper hears; send a chat message with one audio file", field="start.input"
+            "component asr/whisper hears; send a chat whose last message holds one audio file, or, for an answer, text",
+            field="start.input",
         )
     number = len(source.messages) - 1
     path, parts = f"start.chat.messages[{number}].parts", source.messages[number].parts
@@ -311,8 +312,8 @@ class Whisper:
         source = request.source
         if not isinstance(source, UserPrompt):
             raise InvalidRequestError("component asr/whisper hears audio, and reads no tensors of another stage")
-        if source.reply is not None:
-            # The stage that answers speaks it.
+        if source.reply is not None or source.written:
+            # The stage that answers reads it.
             return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
         clip, _ = find_audio(source)
         wish = read_wish(source.template_arguments, self._tokens)

@@ -95,6 +95,9 @@ class UserPrompt(Brief):
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
     them as EngineInput.prompt_embeds."""
+    written: bool = False
+    """Whether the client wrote the last of `messages`, so that the entry stage, which hears, has nothing to hear. The
+    stage that answers reads them as they are."""
     reply: GivenReply | None = None
     """A reply that the client gives, so that the model samples none. Set only if the component's facts say
     takes_reply."""

@@ -95,16 +95,15 @@ class TextTokenizer:
         """Maximum number of bytes of text that one token stands for."""
         return bytes_per_token(self._tokenizer.get_vocab())
 
-    def encode_message(self, text: str, maximum: int | None, earlier: Sequence[ChatMessage] = ()) -> list[int]:
-        """Returns the token ids of a conversation whose last message, the user's, is the text of another stage.
+    def encode_passed_on(self, passed: Sequence[ChatMessage], maximum: int | None, field: str) -> list[int]:
+        """Returns the token ids of a conversation that another stage passes on, with the text of the edge, if any.
 
-        For a checkpoint without a chat template, the text itself is the prompt, and there may be no earlier messages.
+        For a checkpoint without a chat template, the text of a single message is the prompt. `field`: what errors name.
         Raises InvalidRequestError, PromptTooLongError.
         """
-        field = "start.chat" if earlier else TEXT_FIELD
-        if not self._template.exists and not earlier:
-            return self._check(self._encoder.encode(text, maximum, field), field)
-        messages = self._introduce([*earlier, ChatMessage("user", [TextPart(text)])])
+        if not self._template.exists and len(passed) == 1:
+            return self._check(self._encoder.encode("\n".join(_texts_of(passed[0])), maximum, field), field)
+        messages = self._introduce(passed)
         rendered = self._render(UserPrompt(messages=messages), messages)
         return self._check(self._encoder.encode(rendered, maximum, field, add_special_tokens=False), field)
 
@@ -292,14 +291,15 @@ class GenericLlm:
         context = source.context or UserPrompt()
         earlier = context.messages or ()
         text = read_text(source.tensors).strip()
+        if not text and context.reply is None and not context.written:
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        # What precedes a reply does not change its words, so what was heard may be empty then.
+        heard = [] if context.written else [ChatMessage("user", [TextPart(text)])]
+        field = "start.chat" if earlier else TEXT_FIELD
+        ids = self._tokenizer.encode_passed_on([*earlier, *heard], maximum, field)
         if context.reply is not None:
-            # What precedes a reply does not change its words.
-            ids = self._tokenizer.encode_message(text, maximum, earlier)
             reply = self._tokenizer.encode_reply(context.reply, maximum)
             return EngineInput(prompt={"prompt_token_ids": [*ids, *reply.token_ids]}, reply=reply)
-        if not text:
-            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-        ids = self._tokenizer.encode_message(text, maximum, earlier)
         return EngineInput(prompt={"prompt_token_ids": ids}, parse=self._open_parser(UserPrompt(messages=earlier)))
 
     def _open_parser(self, source: UserPrompt) -> ParserOfRequest | None:

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from omni_proto.client import AsyncOmniClient, ResultBuilder, TextDelta, TranscriptDelta, user
+from omni_proto.client import AsyncOmniClient, ResultBuilder, TextDelta, TranscriptDelta, audio_part, user
 from omni_stage.exchange import GivenReply
 from omni_stage.models.component import TextPart, UserPrompt
 from support.processes.polling import PATIENCE_S
 from support.stages.spoken_dialogue import ANSWER, HEARD, SEGMENTS, Dialogue
 
-QUESTION: list[Any] = [{"role": "user", "content": "Audio, as text for the scripted stage."}]
 HEADER = b"RIFF\x2c\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80>\0\0\0}\0\0\2\0\x10\0data\x08\0\0\0"
 WAV = base64.b64encode(HEADER + bytes(8)).decode()
+QUESTION: list[Any] = [
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}]}
+]
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ada", "format": "pcm16"}}
 
 
@@ -139,6 +141,22 @@ async def test_the_conversation_reaches_the_stage_that_answers(dialogue: Dialogu
     ]
 
 
+async def test_a_message_that_is_written_is_answered_although_the_entry_hears(dialogue: Dialogue) -> None:
+    """Open WebUI and the page send typed messages to every model, and agents greet a caller before a word is said."""
+    system = {"role": "system", "content": "Greet the user."}
+    typed = {"role": "user", "content": "Who are you?"}
+    for messages in ([typed], [system], [system, typed]):
+        answer = await dialogue.http.post("/v1/chat/completions", json={"model": "m", "messages": messages, **SPOKEN})
+        message = answer.json()["choices"][0]["message"]
+        assert message["audio"]["transcript"] == "".join(ANSWER)
+        assert "input_transcript" not in message
+        context = dialogue.asked[-1].context
+        assert context is not None
+        assert context.written
+        assert described(context) == [(one["role"], one["content"]) for one in messages]
+    assert dialogue.heard == [], "there is nothing to hear"
+
+
 async def test_earlier_audio_that_nobody_wrote_down_is_refused(dialogue: Dialogue) -> None:
     audio = {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}
     messages = [{"role": "user", "content": [audio]}, {"role": "assistant", "content": "Paris."}, *QUESTION]
@@ -166,7 +184,7 @@ async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(
         assert (described.text.transcribes, described.text.times_words) == (True, True)
         builder = ResultBuilder()
         kinds: dict[type[Any], set[str]] = {}
-        async for event in client.generate(chat=user("Audio.")):
+        async for event in client.generate(chat=user(audio_part(HEADER + bytes(8)))):
             builder.add(event)
             kinds.setdefault(type(event), set()).add(event.stage)
         assert kinds[TranscriptDelta] == {"asr"}
@@ -175,7 +193,9 @@ async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(
         assert (result.text, result.transcript) == ("".join(ANSWER), "".join(HEARD))
         assert result.texts == {"llm": "".join(ANSWER)}
         assert result.segments == ()
-        only = await client.run(chat=user("Audio."), modalities=["transcript"], template_arguments={"timestamps": True})
+        only = await client.run(
+            chat=user(audio_part(HEADER + bytes(8))), modalities=["transcript"], template_arguments={"timestamps": True}
+        )
         assert (only.transcript, only.text, set(only.finished)) == ("".join(HEARD), "", {"asr"})
         assert [(one.text, one.segment.start_s, one.segment.end_s) for one in only.segments] == [
             (text, *times) for text, times in zip(HEARD, SEGMENTS, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_gateway.entries.connections import EntryFacts
-from omni_gateway.realtime.pipeline_calls import count_recalled, recall_heard
+from omni_gateway.realtime.pipeline_calls import count_recalled, put_unheard_last, recall_heard
 from omni_gateway.realtime.state.items import Content
 from omni_gateway.realtime.state.prompt import Prompt
 
@@ -36,6 +36,47 @@ def test_only_the_last_audio_is_heard_again() -> None:
     assert recalled.body == {"model": "m", "messages": expected}
     assert recalled.audio == [last]
     assert recalled.paths == [["i"], ["a0", "a1"], ["b"], [], ["d0"]]
+
+
+def test_words_that_are_known_are_not_heard_again_where_another_stage_answers() -> None:
+    """The client asked for a transcript before the answer, as Open WebUI does."""
+    messages: list[Any] = [{"role": "user", "content": [AUDIO]}]
+    cascade = replace(FACTS, transcribes=True, stages=("asr", "llm"), stage="asr", answering="llm")
+    for words, facts, count in (
+        ("Hello.", cascade, 1),
+        ("", cascade, 0),
+        ("Hello.", replace(cascade, answering="asr"), 0),
+    ):
+        prompt = Prompt({"messages": messages}, [Content("input_audio", words, b"1")], [["a0"]])
+        assert count_recalled(prompt, facts) == count
+    typed: Any = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    typed = Prompt({"messages": [*messages, typed]}, [Content("input_audio", "", b"1")], [["a0"], ["b0"]])
+    assert count_recalled(typed, cascade) == 1
+
+
+@pytest.mark.parametrize("words", ["", "Hello."])
+def test_what_nobody_wrote_down_comes_last(words: str) -> None:
+    """A client may add a system message between the user's speech and the answer; only the last message is heard."""
+    spoken: dict[str, Any] = {"role": "user", "content": [AUDIO]}
+    notes: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "It is noon."}]
+    prompt = Prompt(
+        {"model": "m", "messages": [notes[0], spoken, notes[1]]}, [Content("", words)], [["i"], ["a"], ["n"]]
+    )
+    moved = put_unheard_last(prompt)
+    if words:
+        assert moved is prompt
+        return
+    assert moved.body == {"model": "m", "messages": [*notes, spoken]}
+    assert (moved.audio, moved.paths) == (prompt.audio, [["i"], ["n"], ["a"]])
+    for messages in (
+        notes,
+        [spoken],
+        [notes[0], spoken],
+        [spoken, {"role": "assistant", "content": "Hi"}, notes[0]],
+        [],
+    ):
+        same = Prompt({"messages": messages}, [Content("", "")], [["x"]] * len(messages))
+        assert put_unheard_last(same) is same
 
 
 def _call(turns: int, images: int = 0) -> Prompt:

@@ -37,7 +37,9 @@ TURNS: list[Any] = [
     {"role": "user", "parts": [{"text": "My name is Ada."}]},
     {"role": "assistant", "parts": [{"text": "Hello, Ada."}]},
 ]
-LAST: Any = {"role": "user", "parts": [{"text": "the new audio"}]}
+WAV = b"RIFF\x2c\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80>\0\0\0}\0\0\2\0\x10\0data\x08\0\0\0" + bytes(8)
+LAST: Any = {"role": "user", "parts": [{"audio": {"data": WAV}}]}
+WRITTEN: Any = {"role": "user", "parts": [{"text": "Who am I?"}]}
 
 
 def config(**changes: Any) -> StageConfig:
@@ -89,8 +91,33 @@ def test_the_entry_keeps_the_last_message_and_passes_on_the_others() -> None:
     passed = handed(plan.start)
     assert [message.role for message in passed.conversation] == ["system", "user", "assistant"]
     assert passed.conversation[1] == plan.start.chat.messages[1]
+    assert not plan.prompt.written
+    assert not passed.written
     assert not handed(plan.start, None).conversation, "the stage itself reads the chat"
     assert not handed(pb.Start(text="hi")).conversation
+
+
+@pytest.mark.parametrize("last", [WRITTEN, {"role": "system", "parts": [{"text": "Greet the user."}]}, TURNS[2]])
+def test_a_message_that_is_written_is_passed_on_too(last: Any) -> None:
+    """Nothing of it can be heard."""
+    plan = plan_entry({"chat": {"messages": [*TURNS, last]}})
+    assert plan.prompt is not None
+    assert build_prompt(plan.prompt).written
+    passed = handed(handed(plan.start))
+    assert list(passed.conversation) == list(plan.start.chat.messages)
+    reader = plan_reader({"conversation": passed.conversation, "written": passed.written})
+    assert reader.context is not None
+    assert build_prompt(reader.context).written
+
+
+def test_a_message_that_is_written_is_the_entrys_where_no_stage_answers() -> None:
+    chat = {"messages": [*TURNS, WRITTEN]}
+    for plan in (
+        plan_entry({"chat": chat, "modalities": [sampling_pb2.MODALITY_TRANSCRIPT]}),
+        plan_entry({"chat": chat}, downstream=[], answeringStage=None),
+    ):
+        assert plan.prompt is not None
+        assert not plan.prompt.written
 
 
 def test_a_stage_in_between_passes_on_what_it_got() -> None:
@@ -137,7 +164,7 @@ def test_the_stage_that_answers_reads_the_conversation_and_a_reply() -> None:
         ({"conversation": [{"role": "robot", "parts": [{"text": "x"}]}]}, InvalidRequestError, "messages[0].role"),
         ({"conversation": [{"role": "user"}]}, InvalidRequestError, "messages[0].parts"),
         ({"conversation": [{"role": "user", "parts": [{"audio": {}}]}]}, InvalidRequestError, "parts[0].audio"),
-        ({"conversation": [LAST] * 1025}, InvalidRequestError, "start.chat.messages"),
+        ({"conversation": [WRITTEN] * 1025}, InvalidRequestError, "start.chat.messages"),
         ({"conversation": [{"role": "user", "parts": [{"text": "x" * 201}]}]}, RequestTooLargeError, "start.chat"),
         ({"reply": {"text": ""}}, InvalidRequestError, "start.reply.text"),
         ({"reply": {"token_ids": {"ids": [1] * 64}}}, PromptTooLongError, "start.reply.token_ids.ids"),
@@ -176,4 +203,4 @@ def test_fields_of_a_conversation_are_counted_before_they_are_parsed() -> None:
 
     assert has_too_many_fields(request(MAX_FIELDS + 1))
     assert not has_too_many_fields(request(1000))
-    assert not is_light(pb.Start(conversation=[LAST] * 65))
+    assert not is_light(pb.Start(conversation=[WRITTEN] * 65))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.media.slots import MediaRules
 from omni_stage.service.request.planning.announced import EMBEDS_COPIES, check_edge, plan_embeds
-from omni_stage.service.request.planning.prompt import PromptPlan, plan_context, plan_prompt
+from omni_stage.service.request.planning.prompt import PromptPlan, is_written, plan_context, plan_prompt
 from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form, check_setting
 
 _ENCODINGS = frozenset(
@@ -96,6 +96,8 @@ def plan_request(
             field="start.reply",
         )
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
+    if handed and prompt is not None:
+        prompt = replace(prompt, written=is_written(start))
     context = None if config.input is None else plan_context(start, config.limits, max_model_len)
     _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)
@@ -180,8 +182,11 @@ def downstream_start(
     if start.HasField("seed"):
         message.seed = start.seed
     if answering in edge.stages:
-        # The entry stage hears the last message, and its words are the text on the edge.
-        message.conversation.extend(start.conversation or start.chat.messages[:-1])
+        # The entry stage hears the last message, and its words are the text on the edge; unless they were written.
+        message.written = start.written or is_written(start)
+        message.conversation.extend(
+            start.conversation or (start.chat.messages if message.written else start.chat.messages[:-1])
+        )
         if start.HasField("reply"):
             message.reply.CopyFrom(start.reply)
     for name in edge.stages:

@@ -52,6 +52,8 @@ class PromptPlan:
     called_tools: tuple[tuple[CalledTool, ...], ...] = ()
     """For each message of the chat, the tools that it called."""
     tools: Tools | None = None
+    written: bool = False
+    """See UserPrompt."""
     reply: GivenReply | None = None
     structured: StructuredText | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -99,6 +101,12 @@ def is_light(start: stage_service_pb2.Start) -> bool:
     return all(part.WhichOneof("part") == "text" for message in messages for part in message.parts)
 
 
+def is_written(start: stage_service_pb2.Start) -> bool:
+    """Returns whether the last message of a chat shall be answered and holds no media: nothing of it can be heard."""
+    last = [] if start.HasField("reply") else start.chat.messages[-1:]
+    return bool(last) and all(part.WhichOneof("part") == "text" for part in last[0].parts)
+
+
 def plan_prompt(
     start: stage_service_pb2.Start, limits: Limits, max_model_len: int, media: MediaRules | None = None
 ) -> PromptPlan:
@@ -122,7 +130,7 @@ def plan_context(start: stage_service_pb2.Start, limits: Limits, max_model_len: 
     if not start.conversation:
         return None if reply is None else PromptPlan(None, None, None, (), 0, reply=reply)
     chat = prompt_pb2.ChatPrompt(messages=start.conversation)
-    return replace(_plan_chat(chat, limits, max_model_len, None), reply=reply)
+    return replace(_plan_chat(chat, limits, max_model_len, None), reply=reply, written=start.written)
 
 
 def _plan_input(
@@ -164,6 +172,7 @@ def build_prompt(plan: PromptPlan, decoded: Sequence[MediaPart] = ()) -> UserPro
     ]
     return UserPrompt(
         messages=messages,
+        written=plan.written,
         reply=plan.reply,
         tools=plan.tools,
         structured=plan.structured,
