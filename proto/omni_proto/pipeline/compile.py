@@ -195,6 +195,7 @@ def compile_stages(
         return ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or "")
 
     answering = answering_stage(pipeline)
+    parsers = {stage.name: stage.engine_args.tool_call_parser for stage in pipeline.spec.stages}
     return [
         StageConfig(
             pipeline=pipeline.metadata.name,
@@ -206,6 +207,7 @@ def compile_stages(
             outputs=list(stage.outputs),
             downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],
             answering_stage=answering if answering in below(stage) else None,
+            answering_tool_call_parser=parsers[answering] if answering in below(stage) else None,
             engine_args=stage.engine_args,
             extra_engine_args=stage.extra_engine_args,
             tensor_parallel_size=max(1, gpus_of(stage)),

@@ -21,6 +21,7 @@ from omni_proto.stage_config.settings import (
     Limits,
     MediaLimits,
     Modality,
+    ParserName,
     SamplingDefaults,
     StageName,
     SystemPrompt,
@@ -136,6 +137,8 @@ class StageConfig(ConfigModel):
     """Stages that read this one."""
     answering_stage: StageName | None = None
     """The stage whose text is the answer, if it is below this one."""
+    answering_tool_call_parser: ParserName | None = None
+    """The parser of that stage that finds tool calls."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
     extra_engine_args: ExtraEngineArgs = Field(default_factory=dict)
@@ -154,7 +157,7 @@ class StageConfig(ConfigModel):
     """Address and ports."""
 
     def passes_on(self, transcribes: bool) -> bool:
-        """Returns whether the conversation and a given reply are for the stage below that answers.
+        """Returns whether the conversation, its tools and a given reply are for the stage below that answers.
 
         `transcribes`: a fact of this stage's component. Such a stage writes down what it hears; any other one reads
         the conversation itself if it is the entry.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from omni_cli.commands.demo import ASSETS
 from omni_proto.client import OmniClient, Tool, user
 from omni_stage.models.voice.checkpoint import DEFAULT_VOICE
 from support.peers.gateways import run_gateway
@@ -18,6 +20,7 @@ from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 
+SPEECH = base64.b64encode((ASSETS / "speech.wav").read_bytes()).decode()
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -86,3 +89,26 @@ def test_a_schema_with_speech_names_the_client_s_field(client: openai.OpenAI) ->
         **{**ASKED, "modalities": ["text"], "audio": openai.omit}, response_format=form
     )
     assert json.loads(written.choices[0].message.content or "")["city"] in ("Rome", "Oslo")
+
+
+def test_what_is_heard_may_call_and_its_result_is_spoken(tmp_path: Path) -> None:
+    """Whisper passes the tools on, and later the call and its result, of which there is nothing to hear."""
+    question: Any = {"type": "input_audio", "input_audio": {"data": SPEECH, "format": "wav"}}
+    asked: Any = {**ASKED, "messages": [{"role": "user", "content": [question]}]}
+    with (
+        fork_calling_pipeline(tmp_path, max_tokens=400, hears=True) as running,
+        run_gateway(tmp_path, f"spoken=grpc://{running.endpoint}") as gateway,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=300) as client,
+    ):
+        called = client.chat.completions.create(**asked, tools=[FUNCTION], tool_choice="required").choices[0].message
+        assert called.tool_calls
+        assert json.loads(called.tool_calls[0].to_dict()["function"]["arguments"])["city"] in ("Rome", "Oslo")
+        (call, *_) = called.tool_calls
+        heard: Any = {"role": "user", "content": called.to_dict()["input_transcript"] or "Is it sunny?"}
+        said: Any = {"role": "assistant", "tool_calls": [call.to_dict()]}
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}
+        asked = {**ASKED, "messages": [heard, said, result], "max_tokens": 40, "tool_choice": "none"}
+        answer = client.chat.completions.create(**asked, tools=[FUNCTION]).choices[0].message
+        assert answer.audio is not None
+        assert answer.audio.transcript
+        assert len(base64.b64decode(answer.audio.data)) > 1000

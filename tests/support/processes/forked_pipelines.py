@@ -5,14 +5,18 @@ It needs one third of the CPU time of `omnipipe run` to start. The stage servers
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import yaml
 
 from omni_cli.local.pipeline import compile_local
 from omni_cli.local.ports import pick_ports
 from omni_proto.pipeline import load_pipeline, order_stages
 from omni_proto.stage_config import StageConfig
+from omni_stage.models.asr.tiny import write_tiny_checkpoint as write_tiny_whisper
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.pipelines import RunningPipeline
@@ -54,8 +58,15 @@ kind: OmniPipeline
 metadata: {name: calling}
 spec:
   stages:
+  - name: asr
+    component: asr/whisper
+    model: {uri: "file:///models/asr"}
+    outputs: [Transcript]
+    engineArgs: {dtype: float32, maxNumSeqs: 4, kvCacheMemoryMib: 64}
+    defaultSampling: {maxTokens: 24}
   - name: llm
     component: generic/llm
+    inputs: [{from: asr, mode: Full}]
     model: {uri: "file:///models/llm"}
     outputs: [Text]
     engineArgs: {dtype: float32, maxModelLen: 2048, kvCacheMemoryMib: 16, enforceEager: true, toolCallParser: hermes}
@@ -69,10 +80,19 @@ spec:
 
 
 @contextmanager
-def fork_calling_pipeline(folder: Path, max_tokens: int) -> Iterator[RunningPipeline]:
-    """Serves a text model that calls functions, and a voice. max_tokens: of requests that set none."""
-    text = write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True)
+def fork_calling_pipeline(folder: Path, max_tokens: int, *, hears: bool = False) -> Iterator[RunningPipeline]:
+    """Serves a text model that calls functions, and a voice. max_tokens: of requests that set none. hears: whether
+    Whisper is before it."""
+    models = {
+        "llm": write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True),
+        "voice": write_tiny_checkpoint(folder / "voice"),
+    }
+    document = yaml.safe_load(_CALLING % max_tokens)
+    if hears:
+        models["asr"] = write_tiny_whisper(folder / "asr")
+    else:
+        del document["spec"]["stages"][0], document["spec"]["stages"][0]["inputs"]
     file = folder / "pipeline.yaml"
-    file.write_text(_CALLING % max_tokens)
-    with fork_pipeline(file, {"llm": text, "voice": write_tiny_checkpoint(folder / "voice")}, folder) as pipeline:
+    file.write_text(json.dumps(document))
+    with fork_pipeline(file, models, folder) as pipeline:
         yield pipeline

@@ -25,7 +25,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., media: _Optional[_Union[_prompt_pb2.MediaChunk, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorChunks, _Mapping]] = ..., tensor: _Optional[_Union[_tensors_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt", "reply", "structured_output", "conversation", "written")
+    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt", "reply", "structured_output", "conversation", "written", "tools", "tool_choice")
     class SamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class Start(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: _prompt_pb2.ChatPrompt
     token_ids: _prompt_pb2.TokenPrompt
@@ -69,7 +71,9 @@ class Start(_message.Message):
     structured_output: _sampling_pb2.StructuredOutput
     conversation: _containers.RepeatedCompositeFieldContainer[_prompt_pb2.ChatMessage]
     written: bool
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: bool = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., reply: _Optional[_Union[_prompt_pb2.GivenReply, _Mapping]] = ..., structured_output: _Optional[_Union[_sampling_pb2.StructuredOutput, _Mapping]] = ..., conversation: _Optional[_Iterable[_Union[_prompt_pb2.ChatMessage, _Mapping]]] = ..., written: bool = ...) -> None: ...
+    tools: _containers.RepeatedCompositeFieldContainer[_prompt_pb2.Tool]
+    tool_choice: _prompt_pb2.ToolChoice
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: bool = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., reply: _Optional[_Union[_prompt_pb2.GivenReply, _Mapping]] = ..., structured_output: _Optional[_Union[_sampling_pb2.StructuredOutput, _Mapping]] = ..., conversation: _Optional[_Iterable[_Union[_prompt_pb2.ChatMessage, _Mapping]]] = ..., written: bool = ..., tools: _Optional[_Iterable[_Union[_prompt_pb2.Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[_prompt_pb2.ToolChoice, _Mapping]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("upstream_finish_reason",)

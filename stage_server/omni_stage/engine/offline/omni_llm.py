@@ -163,8 +163,9 @@ class AsyncOmniLLM:
         last = [] if source.reply else messages[-1:]
         written = bool(last) and all(isinstance(part, TextPart) for part in last[0].parts)
         earlier = messages if written else messages[:-1]
-        context = UserPrompt(messages=earlier, reply=source.reply, written=written) if earlier or source.reply else None
-        return replace(source, written=written), context
+        context = UserPrompt(messages=earlier, written=written, reply=source.reply, tools=source.tools)
+        is_needed = earlier or source.reply or source.tools
+        return replace(source, written=written), context if is_needed else None
 
     def _published(self, name: str, result: StageResult) -> dict[str, torch.Tensor]:
         """Returns the stage's tensors, with an empty one for each tensor of its schema that has no rows."""

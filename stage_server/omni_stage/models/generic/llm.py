@@ -95,16 +95,16 @@ class TextTokenizer:
         """Maximum number of bytes of text that one token stands for."""
         return bytes_per_token(self._tokenizer.get_vocab())
 
-    def encode_passed_on(self, passed: Sequence[ChatMessage], maximum: int | None, field: str) -> list[int]:
+    def encode_passed_on(self, passed: UserPrompt, maximum: int | None, field: str) -> list[int]:
         """Returns the token ids of a conversation that another stage passes on, with the text of the edge, if any.
 
         For a checkpoint without a chat template, the text of a single message is the prompt. `field`: what errors name.
         Raises InvalidRequestError, PromptTooLongError.
         """
-        if not self._template.exists and len(passed) == 1:
-            return self._check(self._encoder.encode("\n".join(_texts_of(passed[0])), maximum, field), field)
-        messages = self._introduce(passed)
-        rendered = self._render(UserPrompt(messages=messages), messages)
+        messages = passed.messages or ()
+        if not self._template.exists and len(messages) == 1 and passed.tools is None:
+            return self._check(self._encoder.encode("\n".join(_texts_of(messages[0])), maximum, field), field)
+        rendered = self._render(passed, self._introduce(messages))
         return self._check(self._encoder.encode(rendered, maximum, field, add_special_tokens=False), field)
 
     def _check(self, ids: list[int], field: str) -> list[int]:
@@ -295,12 +295,16 @@ class GenericLlm:
             return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
         # What precedes a reply does not change its words, so what was heard may be empty then.
         heard = [] if context.written else [ChatMessage("user", [TextPart(text)])]
-        field = "start.chat" if earlier else TEXT_FIELD
-        ids = self._tokenizer.encode_passed_on([*earlier, *heard], maximum, field)
+        asked = UserPrompt(messages=[*earlier, *heard], tools=context.tools)
+        field = "start.chat" if earlier or context.tools else TEXT_FIELD
+        ids = self._tokenizer.encode_passed_on(asked, maximum, field)
         if context.reply is not None:
             reply = self._tokenizer.encode_reply(context.reply, maximum)
             return EngineInput(prompt={"prompt_token_ids": [*ids, *reply.token_ids]}, reply=reply)
-        return EngineInput(prompt={"prompt_token_ids": ids}, parse=self._open_parser(UserPrompt(messages=earlier)))
+        parse = self._open_parser(asked)
+        return EngineInput(
+            prompt={"prompt_token_ids": ids}, parse=parse, sampling={} if parse is None else parse.sampling
+        )
 
     def _open_parser(self, source: UserPrompt) -> ParserOfRequest | None:
         if self._parsers is None:

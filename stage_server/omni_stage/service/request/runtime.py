@@ -91,10 +91,12 @@ def _has_random_weights(model_path: str) -> bool:
 def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_pb2.TextAbilities | None:
     if config.input is not None or not facts.writes_text:
         return None
+    passes_on = config.passes_on(facts.transcribes)
+    tool_call_parser = config.answering_tool_call_parser if passes_on else config.engine_args.tool_call_parser
     return stage_service_pb2.TextAbilities(
-        given_reply=facts.takes_reply or config.passes_on(facts.transcribes),
+        given_reply=facts.takes_reply or passes_on,
         structured_output=facts.structures_text and config.engine_args.structured_output is not StructuredOutput.NONE,
-        tool_call_parser=config.engine_args.tool_call_parser or "",
+        tool_call_parser=tool_call_parser or "",
         reasoning_parser=config.engine_args.reasoning_parser or "",
         transcribes=facts.transcribes,
         times_words=facts.times_words,

@@ -207,6 +207,6 @@ def test_tokens_without_an_embedding_are_refused() -> None:
         with pytest.raises(InvalidRequestError, match=r"no embedding|outside the vocabulary"):
             text.encode(prompt)
     with pytest.raises(InvalidRequestError, match=r"token '<\|added\|>', for which the model has no embedding"):
-        text.encode_passed_on([ChatMessage("user", [TextPart("a <|added|>")])], None, "start.chat")
+        text.encode_passed_on(UserPrompt(messages=[ChatMessage("user", [TextPart("a <|added|>")])]), None, "start.chat")
     assert text.encode(UserPrompt(text="a")) == TextTokenizer(tokenizer).encode(UserPrompt(text="a"))
     assert text.encode_reply(given, None).token_ids, "a reply is plain text, in which special tokens are letters"

@@ -261,6 +261,10 @@ def test_the_entry_knows_which_stage_answers() -> None:
         "voice": None,
     }
     assert configs["asr"].outputs == [Modality.TRANSCRIPT]
+    calling = compile_all(
+        parse_pipeline(DIALOGUE.replace("outputs: [Text]", "outputs: [Text], engineArgs: {toolCallParser: hermes}"))
+    )
+    assert [calling[name].answering_tool_call_parser for name in ("asr", "llm", "voice")] == ["hermes", None, None]
     earlier = compile_all(parse_pipeline(DIALOGUE.replace("[Transcript]", "[Text]")))
     assert earlier["asr"].answering_stage == "llm", "of several texts, the last one is the answer"
     between = DIALOGUE.replace("{from: asr}", "{from: tidy}").replace(

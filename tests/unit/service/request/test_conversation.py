@@ -16,7 +16,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     RequestTooLargeError,
 )
-from omni_stage.exchange import GivenReply
+from omni_stage.exchange import GivenReply, ToolMode
 from omni_stage.models.component import TextPart
 from omni_stage.service.guard.field_count import MAX_FIELDS, has_too_many_fields
 from omni_stage.service.request.planning.plan import RequestPlan, downstream_start, max_new_tokens, plan_request
@@ -60,8 +60,12 @@ def plan_entry(start: dict[str, Any], **changes: Any) -> RequestPlan:
     return plan_request(pb.Start(**start), config(**changes), EAR, 64)
 
 
-def plan_reader(start: dict[str, Any], *, takes_reply: bool = True, **changes: Any) -> RequestPlan:
-    component = ScriptedComponent(input_schema=EDGE_A, output_schema=EDGE_A, takes_reply=takes_reply)
+def plan_reader(
+    start: dict[str, Any], *, takes_reply: bool = True, takes_tools: bool = False, **changes: Any
+) -> RequestPlan:
+    component = ScriptedComponent(
+        input_schema=EDGE_A, output_schema=EDGE_A, takes_reply=takes_reply, takes_tools=takes_tools
+    )
     headers = [
         {"name": "x", "dtype": tensors_pb2.DTYPE_BFLOAT16, "row_shape": [8], "max_rows": 3},
         {"name": "ids", "dtype": tensors_pb2.DTYPE_INT64, "max_rows": 3},
@@ -108,6 +112,47 @@ def test_a_message_that_is_written_is_passed_on_too(last: Any) -> None:
     reader = plan_reader({"conversation": passed.conversation, "written": passed.written})
     assert reader.context is not None
     assert build_prompt(reader.context).written
+
+
+WEATHER: Any = {"name": "weather", "strict": True}
+CALLING = {"tools": [WEATHER], "tool_choice": {"function": "weather"}}
+
+
+def test_tools_are_for_the_stage_that_answers() -> None:
+    asked = {"chat": {"messages": [LAST], **CALLING}}
+    passed = handed(handed(plan_entry(asked, answeringToolCallParser="hermes").start))
+    assert (list(passed.tools), passed.tool_choice.function) == ([pb.Start(**asked).chat.tools[0]], "weather")
+    for conversation in ([], TURNS):
+        plan = plan_reader(
+            {**CALLING, "conversation": conversation}, takes_tools=True, engineArgs={"toolCallParser": "hermes"}
+        )
+        assert plan.context is not None
+        context = build_prompt(plan.context)
+        assert context.tools is not None
+        assert (context.tools.mode, context.tools.function) == (ToolMode.REQUIRED, "weather")
+        assert len(context.messages or ()) == len(conversation)
+        assert plan.input_bytes > plan_reader({}).input_bytes
+
+
+def test_tools_are_refused_by_the_clients_field() -> None:
+    asked: dict[str, Any] = {"chat": {"messages": [LAST], **CALLING}}
+    engine = {"engineArgs": {"toolCallParser": "hermes", "structuredOutput": "None"}}
+    many = {"tools": [{"name": f"t{number}"} for number in range(129)]}
+    for refuse, words in (
+        (lambda: plan_entry(asked), "'llm' has no parser"),
+        (
+            lambda: plan_entry(
+                {**asked, "modalities": [sampling_pb2.MODALITY_TRANSCRIPT]}, answeringToolCallParser="hermes"
+            ),
+            "'llm', which the requested modalities do not need",
+        ),
+        (lambda: plan_reader(CALLING, takes_tools=True), "no parser"),
+        (lambda: plan_reader(CALLING, takes_tools=True, **engine), "structuredOutput is None"),
+        (lambda: plan_reader(many, takes_tools=True, engineArgs={"toolCallParser": "hermes"}), "at most 128"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words) as refused:
+            refuse()
+        assert (refused.value.details.field or "").startswith("start.chat.tool")
 
 
 def test_a_message_that_is_written_is_the_entrys_where_no_stage_answers() -> None:

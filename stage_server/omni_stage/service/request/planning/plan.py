@@ -41,7 +41,7 @@ class RequestPlan:
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
     context: PromptPlan | None
-    """What the client says to the stage that answers, beside the edge: earlier messages, a reply; None if neither."""
+    """What the client says to the stage that answers, beside the edge: messages, tools, a reply; None if nothing."""
     edge: EdgeAssembler | None
     """Receives the tensors of the input edge, or the embeddings of a prompt; None for every other prompt."""
     streamed: bool
@@ -89,12 +89,17 @@ def plan_request(
     )
     if handed and config.input is None:
         _check_earlier(start)
-    elif start.HasField("reply") and not handed and config.passes_on(component.facts.transcribes):
-        raise InvalidRequestError(
-            f"the reply is for stage {config.answering_stage!r}, which the requested modalities do not need; request "
-            "audio or text",
-            field="start.reply",
-        )
+    elif not handed and config.passes_on(component.facts.transcribes):
+        for what, field, is_asked in (
+            ("the reply is", "start.reply", start.HasField("reply")),
+            ("tools are", "start.chat.tools", bool(start.chat.tools)),
+        ):
+            if is_asked:
+                raise InvalidRequestError(
+                    f"{what} for stage {config.answering_stage!r}, which the requested modalities do not need; request "
+                    "audio or text",
+                    field=field,
+                )
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
     if handed and prompt is not None:
         prompt = replace(prompt, written=is_written(start))
@@ -168,7 +173,8 @@ def downstream_start(
 ) -> stage_service_pb2.Start:
     """Returns the Start for a downstream stage: all that it and the stages below it need, except its input.
 
-    `answering`: the stage to which the conversation and a given reply are passed on; None: they are this stage's own.
+    `answering`: the stage to which the conversation, its tools and a given reply are passed on; None: they are this
+    stage's own.
     """
     message = stage_service_pb2.Start(
         # The requested modalities that the stage, or a stage below it, declares.
@@ -187,6 +193,11 @@ def downstream_start(
         message.conversation.extend(
             start.conversation or (start.chat.messages if message.written else start.chat.messages[:-1])
         )
+        message.tools.extend(start.tools or start.chat.tools)
+        if start.tools and start.HasField("tool_choice"):
+            message.tool_choice.CopyFrom(start.tool_choice)
+        elif start.chat.HasField("tool_choice"):
+            message.tool_choice.CopyFrom(start.chat.tool_choice)
         if start.HasField("reply"):
             message.reply.CopyFrom(start.reply)
     for name in edge.stages:

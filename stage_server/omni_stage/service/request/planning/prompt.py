@@ -92,7 +92,12 @@ def is_light(start: stage_service_pb2.Start) -> bool:
     """Returns whether planning takes much less than a millisecond: there are no media headers and no JSON to parse, and
     only few parts."""
     messages = (*start.chat.messages, *start.conversation)
-    if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
+    if (
+        start.chat.tools
+        or start.tools
+        or start.HasField("structured_output")
+        or any(message.tool_calls for message in messages)
+    ):
         return False
     if start.chat.template_arguments:
         return False
@@ -122,14 +127,19 @@ def plan_prompt(
 
 
 def plan_context(start: stage_service_pb2.Start, limits: Limits, max_model_len: int) -> PromptPlan | None:
-    """Validate what the client says to a stage that is not the entry: the conversation and a reply; None if nothing.
+    """Validate what the client says to a stage that is not the entry: conversation, tools and a reply; None if nothing.
 
     Raises as plan_prompt does. The fields that errors name are the client's: start.chat.
     """
     reply = read_reply(start, limits, max_model_len)
-    if not start.conversation:
+    if not start.conversation and not start.tools:
         return None if reply is None else PromptPlan(None, None, None, (), 0, reply=reply)
-    chat = prompt_pb2.ChatPrompt(messages=start.conversation)
+    chat = prompt_pb2.ChatPrompt(messages=start.conversation, tools=start.tools)
+    if start.HasField("tool_choice"):
+        chat.tool_choice.CopyFrom(start.tool_choice)
+    if not start.conversation:  # what is on the edge is the whole conversation
+        size = sum(tool.ByteSize() for tool in chat.tools)
+        return PromptPlan(None, chat, None, (), max_model_len, tools=read_tools(chat), text_bytes=size)
     return replace(_plan_chat(chat, limits, max_model_len, None), reply=reply, written=start.written)
 
 

@@ -35,7 +35,9 @@ def check_reply_form(
 
     `speaks`: whether the request calls downstream stages.
     """
-    tools = bool(start.chat.tools) or start.chat.HasField("tool_choice")
+    tools = bool(start.chat.tools or start.tools) or start.chat.HasField("tool_choice")
+    passes_on = config.passes_on(facts.transcribes)
+    calls_tools = facts.takes_tools and bool(config.engine_args.tool_call_parser)
     asked = {
         "start.reply": start.HasField("reply"),
         "start.structured_output": start.HasField("structured_output"),
@@ -43,9 +45,9 @@ def check_reply_form(
         "start.chat.template_arguments": bool(start.chat.template_arguments),
     }
     possible = {
-        "start.reply": facts.takes_reply or config.passes_on(facts.transcribes),
+        "start.reply": facts.takes_reply or passes_on,
         "start.structured_output": facts.structures_text,
-        "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
+        "start.chat.tools": bool(config.answering_tool_call_parser) if passes_on else calls_tools,
         "start.chat.template_arguments": facts.takes_tools or facts.transcribes,
     }
     for field, is_asked in asked.items():
@@ -55,10 +57,12 @@ def check_reply_form(
         _check_alone(start, config, [field for field, is_asked in asked.items() if is_asked])
     for field in ("start.structured_output", "start.chat.tools"):
         if asked[field] and speaks:
+            if field == "start.chat.tools" and (
+                passes_on or (config.answering_stage is None and facts.publishes == TEXT)
+            ):
+                continue  # the text beside the calls is published, and they are not
             if config.answering_stage is not None:
                 raise InvalidRequestError(_not_passed_on(field, config), field=field)
-            if field == "start.chat.tools" and facts.publishes == TEXT:
-                continue  # the text beside the calls is published, and they are not
             raise InvalidRequestError(
                 f"{field.removeprefix('start.')} cannot be combined with speech: the reply would be read out; "
                 "request only the modality text",
@@ -158,7 +162,9 @@ def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
 
 def _refusal(field: str, config: StageConfig, facts: ComponentFacts) -> str:
     name = field.removeprefix("start.")
-    if config.input is not None and field != "start.reply":
+    if field == "start.chat.tools" and config.passes_on(facts.transcribes):
+        return f"stage {config.answering_stage!r} has no parser for tool calls; set its engineArgs.toolCallParser"
+    if config.input is not None and field == "start.structured_output":
         return f"{name} is only for the entry stage"
     if config.answering_stage is not None:
         return _not_passed_on(field, config)
@@ -246,12 +252,13 @@ _MODES: Final = {
 
 def check_setting(start: stage_service_pb2.Start, setting: StructuredOutput) -> None:
     """Raises InvalidRequestError if engineArgs.structuredOutput does not allow what Start requests of the text."""
-    form, choice = start.structured_output.WhichOneof("form"), start.chat.tool_choice
+    form = start.structured_output.WhichOneof("form")
+    choice = start.tool_choice if start.tools else start.chat.tool_choice
     must_call = choice.WhichOneof("choice") == "function" or choice.mode == prompt_pb2.TOOL_MODE_REQUIRED
     asked = {
         f"start.structured_output.{form}": start.HasField("structured_output"),
         "start.chat.tool_choice": must_call,
-        "start.chat.tools": any(tool.strict for tool in start.chat.tools),
+        "start.chat.tools": any(tool.strict for tool in (*start.chat.tools, *start.tools)),
     }
     for field, is_asked in asked.items():
         allowed = setting is StructuredOutput.ALL or (setting is StructuredOutput.JSON and form not in _ALL_ONLY)
