@@ -36,6 +36,7 @@ class Reason(StrEnum):
     ENTRY_NOT_READY = "EntryNotReady"
     TERMINATING = "Terminating"
     CHANGED_BY_ADMISSION = "ChangedByAdmission"
+    CHANGED_BY_OTHERS = "ChangedByOthers"
     # Scaling, ObjectivesMet
     FOLLOWS_LOAD = "FollowsLoad"
     SCALING_NEEDS_CAPACITY = "ScalingNeedsCapacity"

@@ -99,7 +99,7 @@ class Reconciler:
         # Pipelines for which the name of a child is taken by another object. Their missing children are requested by
         # name before they are created. A restarted operator fills this set again, because creating the child fails.
         self._taken: set[NamespacedName] = set()
-        self._verified = Verified()
+        self._verified = Verified(clock=time.monotonic)
         self._applier = Applier(client, store, scope_of, self._verified, metrics)
         self._tried_again: dict[NamespacedName, float] = {}
         self._events = EventGate()

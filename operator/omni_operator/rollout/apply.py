@@ -16,7 +16,7 @@ from omni_kube.errors import ApiError, ConflictError, InvalidError
 from omni_kube.objects import Manifest, ObjectKey, controller_of, version_of
 from omni_kube.store import Store
 from omni_operator.kinds import KIND_BY_NAME, ChildKey, key_of
-from omni_operator.rollout.plan import Plan, Prune, Verified
+from omni_operator.rollout.plan import DESIRED, MISSING, Plan, Prune, Verified
 from omni_operator.state.observed import Observed
 
 _log = logging.getLogger(__name__)
@@ -140,8 +140,12 @@ class Applier:
     def _store_applied(self, manifest: Manifest, after: Manifest, why: str) -> None:
         self._store.put_written(after, self._scope_of(manifest["metadata"]["namespace"]))
         _log.info("applied %s: %s", _describe(key_of(manifest)), why)
-        if self._verified.add_applied(manifest, after) and (paths := self._verified.altered(after)):
+        is_new, paths = self._verified.add_applied(manifest, after), self._verified.altered(after)
+        if is_new and paths:
             _log.warning("admission changed %s: %s", _describe(key_of(manifest)), ", ".join(paths))
+        uid = str(after["metadata"]["uid"])
+        if not paths and why not in (MISSING, DESIRED) and self._verified.count_restore(uid, why):
+            _log.warning("another client changes %s again after each write: %s", _describe(key_of(manifest)), why)
 
     async def _prune(self, child: Prune, namespace: str) -> None:
         kind, name = child.key

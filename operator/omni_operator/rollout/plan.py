@@ -7,11 +7,11 @@ asleep or wakes, the other OmniStages follow that of the entry.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from omni_kube.matching import find_difference, find_differences
+from omni_kube.matching import find_differences
 from omni_kube.objects import Manifest, controller_of, value_at
 from omni_operator.kinds import CHILD_KINDS, KIND_BY_NAME, ChildKey, key_of
 from omni_operator.names import (
@@ -64,6 +64,8 @@ def plan_targets(pipeline: OmniPipeline, observed: Observed, rollout: Rollout) -
 
 
 _APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
+MISSING: Final = "missing"
+DESIRED: Final = "desired"
 _UNREAD: Final = "unread"
 _PRUNE_LAST: Final = "ControllerRevision"
 """The kind that is pruned last: it holds the spec of the set that is being pruned, and if this reconcile is
@@ -96,6 +98,8 @@ class Altered(NamedTuple):
     uid: str
     paths: tuple[str, ...]
     """The fields, e.g. `spec.replicas`."""
+    again: bool = False
+    """Whether it was another client instead, such as an autoscaler, that sets the fields after each write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,33 @@ class Plan:
     altered: tuple[Altered, ...] = ()
     """Children that admission changed when they were last applied. They are not applied again for now."""
     why: tuple[str, ...] = ()
-    """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a
-    field that was changed in the live object."""
+    """The difference for each apply: MISSING, DESIRED (the desired manifest has changed) or the paths of fields that
+    were changed in the live object."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not self.apply and not self.prune
+
+
+MAX_RESTORES: Final = 5
+"""Times that a field is restored at once. After that, another client fights for it, and pods would come and go."""
+_RESTORE_WINDOW_S: Final = 300.0
+"""Time without a restore after which they are counted from one again."""
+_RESTORE_PAUSE_S: Final = (60.0, 300.0)
+"""First and longest pause between two restores of a contested field; each is twice as long as the one before."""
+
+
+class _Restores(NamedTuple):
+    """How often the same fields of an object were restored, and when last."""
+
+    times: int
+    last_s: float
+
+    @property
+    def pause_s(self) -> float:
+        first, longest = _RESTORE_PAUSE_S
+        return 0.0 if self.times < MAX_RESTORES else min(first * 2.0 ** (self.times - MAX_RESTORES), longest)
 
 
 class Verified:
@@ -134,10 +158,13 @@ class Verified:
     oldest entries are evicted.
     """
 
-    def __init__(self, limit: int = 100_000) -> None:
+    def __init__(self, limit: int = 100_000, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """clock: seconds, between which restores of a field are counted."""
         self._limit = limit
+        self._clock = clock
         self._held: dict[str, tuple[str, str]] = {}
         self._altered: dict[str, tuple[str, ...]] = {}
+        self._restores: dict[str, dict[str, _Restores]] = {}
 
     def __contains__(self, key: tuple[str, str, str]) -> bool:
         wanted, uid, version = key
@@ -159,6 +186,32 @@ class Verified:
     def altered(self, live: Manifest) -> tuple[str, ...]:
         """Returns the fields of a live object that admission changed when it was last applied."""
         return self._altered.get(live["metadata"].get("uid", ""), ())
+
+    def count_restore(self, uid: str, fields: str) -> bool:
+        """Note that fields of an object were restored. Returns whether they are contested from now on."""
+        now, found = self._clock(), self._restores.pop(uid, {})
+        before = found.get(fields, _Restores(0, now))
+        is_old = now - before.last_s > _RESTORE_WINDOW_S + before.pause_s
+        found[fields] = after = _Restores(1 if is_old else before.times + 1, now)
+        self._restores[uid] = found
+        if len(self._restores) > self._limit:
+            del self._restores[next(iter(self._restores))]
+        return after.times == MAX_RESTORES
+
+    def is_contested(self, uid: str, fields: str) -> bool:
+        """Returns whether to leave the fields for now, because another client undid each restore."""
+        found = self._restores.get(uid, {}).get(fields)
+        return found is not None and self._clock() - found.last_s < found.pause_s
+
+    def contested(self, uid: str) -> str:
+        """Returns contested fields that were restored so lately that the other client may not have seen it yet."""
+        since = self._clock() - _RESTORE_PAUSE_S[0]
+        recent = (
+            fields
+            for fields, one in self._restores.get(uid, {}).items()
+            if one.times > MAX_RESTORES and one.last_s > since
+        )
+        return next(recent, "")
 
     def forget(self, uid: str) -> None:
         """Compare the object with that uid again, and apply it if it still differs."""
@@ -204,17 +257,19 @@ def compute_plan(
     for manifest in sorted(wanted, key=lambda item: _apply_order(item, observed.name)):
         live = observed.children.get(key_of(manifest))
         if live is None:
-            apply.append((manifest, "missing"))
+            apply.append((manifest, MISSING))
         elif not observed.owns(live):
             conflicts.append(_conflict(live, observed.name))
         elif "deletionTimestamp" in live["metadata"]:
             waiting.append(key_of(manifest))
         elif (difference := _difference(manifest, live, verified)) == _UNREAD:
             unread.append(key_of(manifest))
-        elif difference is not None:
+        elif difference is not None and not (verified and verified.is_contested(_uid(live), difference)):
             apply.append((manifest, difference))
+        elif verified is not None and (fields := difference or verified.contested(_uid(live))):
+            altered.append(Altered(key_of(manifest), _uid(live), tuple(fields.split(", ")), again=True))
         elif verified is not None and (paths := verified.altered(live)):
-            altered.append(Altered(key_of(manifest), live["metadata"]["uid"], paths))
+            altered.append(Altered(key_of(manifest), _uid(live), paths))
     return Plan(
         apply=tuple(manifest for manifest, _ in apply),
         prune=_prunes({key_of(manifest) for manifest in wanted} | set(keep), observed, kinds),
@@ -235,18 +290,20 @@ def _apply_order(manifest: Manifest, pipeline: str) -> tuple[int, int, str]:
 def _difference(manifest: Manifest, live: Manifest, verified: Verified | None) -> str | None:
     wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
     if live["metadata"].get("annotations", {}).get(DESIRED_HASH_ANNOTATION) != wanted:
-        return "desired"
-    key = (wanted, live["metadata"].get("uid", ""), live["metadata"].get("resourceVersion", ""))
+        return DESIRED
+    key = (wanted, _uid(live), live["metadata"].get("resourceVersion", ""))
     if verified is not None and key in verified:
         return None
     if SLIM in live:
         return _UNREAD
-    if verified is None:
-        return find_difference(manifest, live)
-    difference = find_difference(manifest, live)
-    if difference is None:
+    difference = ", ".join(find_differences(manifest, live))
+    if verified is not None and not difference:
         verified.add(key)
-    return difference
+    return difference or None
+
+
+def _uid(live: Manifest) -> str:
+    return str(live["metadata"].get("uid", ""))
 
 
 def _conflict(live: Manifest, pipeline: str) -> ChildConflict:

@@ -12,7 +12,7 @@ SpecUnderstood  written only while it is False: the operator does not know a fie
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from omni_operator.kinds import FIELD_MANAGER
@@ -86,7 +86,7 @@ def judge_ready(assessment: Assessment) -> Verdict:
     if missing or not assessment.stages:
         return _judge_missing(assessment, missing)
     if assessment.entry_problem:
-        blocker = next(item for item in find_blockers(assessment) if item.reason is not Reason.CHANGED_BY_ADMISSION)
+        blocker = next(item for item in find_blockers(assessment) if item.reason not in _CHANGED)
         reason = blocker.reason if blocker.reason is Reason.APPLY_FAILED else Reason.ENTRY_NOT_READY
         why = f"; {blocker.message}" if reason is Reason.APPLY_FAILED else ""
         return Verdict(False, reason, f"{assessment.entry_problem}: clients cannot connect{why}")
@@ -148,7 +148,7 @@ def judge_degraded(assessment: Assessment) -> Verdict:
     halt = assessment.halt
     if halt is not None:
         return Verdict(halt.reason is not Reason.TERMINATING, halt.reason, halt.message)
-    failures = (Reason.CHILD_CONFLICT, Reason.APPLY_FAILED, Reason.CHANGED_BY_ADMISSION)
+    failures = (Reason.CHILD_CONFLICT, Reason.APPLY_FAILED, *_CHANGED)
     for blocker in find_blockers(assessment):
         if blocker.reason in failures:
             return Verdict(True, blocker.reason, blocker.message)
@@ -165,9 +165,8 @@ def judge_degraded(assessment: Assessment) -> Verdict:
             failing.cause.reason,
             f"revision {failing.revision}, stage {failing.name}: {failing.cause.message}{serves}",
         )
-    if assessment.altered:
-        harmless = describe_altered(assessment.altered)
-        return Verdict(False, Reason.CHANGED_BY_ADMISSION, f"nothing failed, but {harmless}")
+    for harmless in _changes(assessment.altered):
+        return Verdict(False, harmless.reason, f"nothing failed, but {harmless.message}")
     if assessment.mistakes:
         return Verdict(False, Reason.AS_EXPECTED, f"nothing failed, but {'; '.join(assessment.mistakes)}")
     return Verdict(False, Reason.AS_EXPECTED, "nothing failed")
@@ -223,12 +222,13 @@ _PROGRESS: Final[Mapping[Phase, Reason]] = {
     Phase.DRAINING: Reason.DRAINING_OLD_REVISION,
     Phase.SUSPENDING: Reason.SUSPENDING,
 }
+_CHANGED: Final = (Reason.CHANGED_BY_ADMISSION, Reason.CHANGED_BY_OTHERS)
 AFTER_COMPLETION: Final = frozenset(
     {
         Reason.ROLLOUT_COMPLETE,
         Reason.CHILD_CONFLICT,
         Reason.APPLY_FAILED,
-        Reason.CHANGED_BY_ADMISSION,
+        *_CHANGED,
         Reason.UPDATING,
         Reason.ENTRY_NOT_READY,
     }
@@ -322,8 +322,7 @@ def find_blockers(assessment: Assessment) -> list[Blocker]:
         blockers.append(Blocker(Reason.CHILD_CONFLICT, describe_conflicts(assessment.foreign, assessment.namespace)))
     if assessment.errors:
         blockers.append(Blocker(Reason.APPLY_FAILED, describe_errors(assessment.errors)))
-    if decisive := [item for item in assessment.altered if is_decisive(item)]:
-        blockers.append(Blocker(Reason.CHANGED_BY_ADMISSION, describe_altered(decisive)))
+    blockers += _changes([item for item in assessment.altered if is_decisive(item)])
     if assessment.unwritten and not assessment.errors:
         blockers.append(Blocker(Reason.UPDATING, assessment.unwritten))
     if assessment.entry_problem:
@@ -332,19 +331,33 @@ def find_blockers(assessment: Assessment) -> list[Blocker]:
 
 
 def is_decisive(item: Altered) -> bool:
-    """Returns whether a change by admission keeps the operator from doing what the spec says."""
+    """Returns whether a change keeps the operator from doing what the spec says."""
     return any(map(_DECISIVE.match, item.paths))
 
 
-def describe_altered(items: Sequence[Altered]) -> str:
-    """Returns what admission changed, and what to check."""
-    parts = [f"{item.key.kind} {item.key.name} ({', '.join(item.paths)})" for item in items]
-    is_lost = any(_LOST.match(path) for item in items for path in item.paths)
-    gates = "enable ImageVolume or DynamicResourceAllocation, if the cluster lacks it, or " if is_lost else ""
-    return (
-        f"admission (a webhook or policy) changes what the operator writes: {_some(parts)}; {gates}see kubectl get "
-        f"mutatingwebhookconfigurations, and exempt objects with the label {MANAGED_BY_LABEL}={FIELD_MANAGER}"
-    )
+def _changes(items: Sequence[Altered]) -> Iterator[Blocker]:
+    """Yields who changes what the operator writes, and what to check."""
+    if contested := [item for item in items if item.again]:
+        kind, name = contested[0].key
+        yield Blocker(
+            Reason.CHANGED_BY_OTHERS,
+            f"another client, such as an autoscaler, changes {_fields(contested)} again after each write of the "
+            f"operator, which now writes less often; kubectl get {kind.lower()} {name} -o yaml --show-managed-fields "
+            "names it; point autoscalers at the OmniStage of a stage with scaling (docs/scaling.md)",
+        )
+    if admitted := [item for item in items if not item.again]:
+        is_lost = any(_LOST.match(path) for item in admitted for path in item.paths)
+        gates = "enable ImageVolume or DynamicResourceAllocation, if the cluster lacks it, or " if is_lost else ""
+        yield Blocker(
+            Reason.CHANGED_BY_ADMISSION,
+            f"admission (a webhook or policy) changes what the operator writes: {_fields(admitted)}; {gates}see "
+            "kubectl get mutatingwebhookconfigurations, and exempt objects with the label "
+            f"{MANAGED_BY_LABEL}={FIELD_MANAGER}",
+        )
+
+
+def _fields(items: Sequence[Altered]) -> str:
+    return _some([f"{item.key.kind} {item.key.name} ({', '.join(item.paths)})" for item in items])
 
 
 def describe_conflicts(found: Sequence[ChildConflict], namespace: str) -> str:

@@ -96,6 +96,9 @@ def test_what_is_listed_as_installed_is_what_is_installed() -> None:
     documents = yaml.safe_load_all((ROOT / "manifests" / "operator.yaml").read_text())
     kinds = {item["kind"] for item in documents} | {"CustomResourceDefinition"}
     assert kinds - {"Namespace"} == listed - {"PodDisruptionBudget"}
+    for crd in (f"{file.stem}.omnipipeline.io" for file in (ROOT / "manifests" / "crd").iterdir()):
+        assert f"`{crd}`" in section
+        assert any(crd in command for command in SECTIONS["install: Uninstall"])
 
 
 def test_every_section_with_commands_is_run() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from omni_operator.rollout.plan import MAX_RESTORES
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, grant_operator, wait_idle
 from support.controlplane.pipelines import (
@@ -184,6 +185,25 @@ def test_a_restarted_rollout_is_left_alone(api: Api, operator: OperatorProcess, 
     wait_settled(api)
     wait_idle(operator)
     assert api.get("Deployment", name)["spec"]["template"]["metadata"]["annotations"].items() >= stamp.items()
+
+
+def test_an_autoscaler_on_a_deployment_is_reported_and_not_fought(
+    api: Api, operator: OperatorProcess, settled: Children
+) -> None:
+    """It sets the replicas after each write, as an HPA does. The operator stops writing for a while."""
+    name = next(name for kind, name in settled if kind == "Deployment")
+    wanted = api.get("Deployment", name)["spec"]["replicas"]
+    for _ in range(MAX_RESTORES):
+        api.patch("Deployment", name, {"spec": {"replicas": wanted + 1}})
+        eventually(lambda: api.get("Deployment", name)["spec"]["replicas"] == wanted, why="restored")
+    api.patch("Deployment", name, {"spec": {"replicas": wanted + 1}})
+    degraded = wait_condition(api, "Degraded", status="True", reason="ChangedByOthers")
+    assert f"Deployment {name} (spec.replicas)" in degraded["message"]
+    wait_idle(operator)
+    assert api.get("Deployment", name)["spec"]["replicas"] == wanted + 1
+    # The spec still rules.
+    api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
+    eventually(lambda: api.get("Deployment", name)["spec"]["replicas"] == wanted, why="written")
 
 
 class Foreign(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 from omni_kube.objects import Manifest
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.rollout.plan import Prune, Verified, compute_plan
+from omni_operator.rollout.plan import MAX_RESTORES, Altered, Prune, Verified, compute_plan
 from omni_operator.state.observed import Observed
 from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
 from support.tables import each_row
@@ -248,3 +248,41 @@ def test_what_admission_changed_is_reported_and_not_written_again_until_it_is_fo
     deployment["spec"] = copy.deepcopy(desired["spec"])
     assert verified.add_applied(desired, deployment), "it is no longer changed"
     assert compute_plan(DESIRED, observe(live), verified=verified).altered == ()
+
+
+def test_fields_that_another_client_sets_again_each_time_are_restored_less_often_and_reported() -> None:
+    """As an HPA on a stage's Deployment does: it would start and end pods for ever."""
+    now, live = 0.0, make_live()
+    verified = Verified(clock=lambda: now)
+    key = ChildKey("Deployment", TALKER)
+    uid = live[key]["metadata"]["uid"]
+    wanted = live[key]["spec"]["replicas"]
+
+    def write(replicas: int) -> None:
+        live[key]["spec"]["replicas"] = replicas
+        live[key]["metadata"]["resourceVersion"] += "0"
+
+    def contest(pause_s: float) -> str:
+        """Changes the number again, and returns what the plan does: restore, or report."""
+        nonlocal now
+        now += pause_s
+        write(wanted + 2)
+        plan = compute_plan(DESIRED, observe(live), verified=verified)
+        if plan.why:
+            write(wanted)
+            verified.count_restore(uid, *plan.why)
+            return "restore"
+        return "report" if plan.altered == (Altered(key, uid, ("spec.replicas",), again=True),) else str(plan)
+
+    assert [contest(15) for _ in range(MAX_RESTORES + 1)] == [*["restore"] * MAX_RESTORES, "report"]
+    assert [contest(45), contest(15), contest(100), contest(30)] == ["restore", "report", "report", "restore"]
+    # Until the other client has had the time to change it again, it stays reported; then it has given up.
+    assert [item.again for item in compute_plan(DESIRED, observe(live), verified=verified).altered] == [True]
+    now += 61
+    assert compute_plan(DESIRED, observe(live), verified=verified).altered == ()
+    # A change of the spec is written at once.
+    changed = [copy.deepcopy(child) for child in DESIRED]
+    changed[0]["metadata"]["annotations"]["omnipipeline.io/desired-hash"] = "another"
+    assert compute_plan(changed, observe(live), verified=verified).why == ("desired",)
+    now += 3600
+    assert contest(0) == contest(0) == "restore"

@@ -289,6 +289,11 @@ CASES: dict[str, Row] = {
         "True AllStagesReady, False RolloutComplete, False ChangedByAdmission",
         "nothing failed, but admission (a webhook or policy) changes what the operator writes: Deployment d",
     ),
+    "an autoscaler scales the Deployment of a stage": Row(
+        replace(BASE, altered=(RAISED[0]._replace(again=True),), settled=True),
+        "True AllStagesReady, False ChangedByOthers, True ChangedByOthers",
+        "Deployment demo-llm-aaaaaaa (spec.replicas) again after each write of the operator",
+    ),
     "a volume is dropped": Row(
         replace(
             BASE,
