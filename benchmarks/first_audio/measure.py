@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from benchmarks.first_audio.families import QWEN25, Family
 from benchmarks.first_audio.serving import Heard, ask
@@ -142,45 +143,23 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
     They are first audio, audio per second with 8 concurrent requests, and first audio plus silence with one request.
     """
     by_key = {(row["side"], row["at_once"], row["audio_s"]): row for row in rows}
-    ratios = []
+    ratios: list[Ratio] = []
+    found: list[tuple[str, float, dict[str, Any]]]
     for (side, count, seconds), row in by_key.items():
         full = by_key.get(("Full", count, seconds))
         if side != "Stream" or full is None:
             continue
-        name = f"{count} at once, {seconds} s of audio"
-        first = row["first_audio_s_p50"] / full["first_audio_s_p50"]
         least, most = (family.speed, family.ratio) if seconds >= 8 else (None, None)
-        ratios.append(
-            Ratio(
-                f"first audio, Stream x Full, {name}",
-                round(first, 3),
-                at_most=most,
-                goal=True,
-                tolerance=TOLERANCE,
-                lower_is_better=True,
-            )
-        )
+        first, whole = row["first_audio_s_p50"], full["first_audio_s_p50"]
+        found = [("first audio", first / whole, {"at_most": most, "goal": True, "lower_is_better": True})]
         if count == 8:
             speed = row["audio_s_per_s"] / full["audio_s_per_s"]
-            ratios.append(
-                Ratio(
-                    f"audio a second, Stream x Full, {name}",
-                    round(speed, 3),
-                    at_least=least,
-                    goal=True,
-                    tolerance=TOLERANCE,
-                )
-            )
+            found.append(("audio a second", speed, {"at_least": least, "goal": True}))
         if count == 1:
-            waited = row["waited_s_p50"] / full["first_audio_s_p50"]
-            ratios.append(
-                Ratio(
-                    f"first audio and silence, Stream x Full, {name}",
-                    round(waited, 3),
-                    at_most=1.0,
-                    tolerance=TOLERANCE,
-                )
-            )
+            found.append(("first audio and silence", row["waited_s_p50"] / whole, {"at_most": 1.0}))
+        for what, value, bounds in found:
+            name = f"{what}, Stream x Full, {count} at once, {seconds} s of audio"
+            ratios.append(Ratio(name, round(value, 3), tolerance=TOLERANCE, **bounds))
     return ratios
 
 

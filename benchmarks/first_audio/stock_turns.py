@@ -5,7 +5,6 @@ Run in a process of its own, because vLLM starts its engine there. Only packages
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ STOCK = "vLLM alone"
 """Name of the side."""
 
 
-def measure_stock(
+async def measure_stock(
     checkpoint: Path,
     arguments: Mapping[str, Any],
     clips: Sequence[np.ndarray],
@@ -35,17 +34,6 @@ def measure_stock(
     `arguments`: vLLM's; `clips`: float32 at 16 kHz, one for each turn and then those that warm up.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1"}
-    return asyncio.run(_measure(checkpoint, arguments, clips, replies, shown, max_tokens))
-
-
-async def _measure(
-    checkpoint: Path,
-    arguments: Mapping[str, Any],
-    clips: Sequence[np.ndarray],
-    replies: Sequence[str],
-    shown: Sequence[int],
-    max_tokens: int,
-) -> list[Row]:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

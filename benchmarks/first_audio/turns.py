@@ -126,7 +126,12 @@ def _run_stock(checkpoint: Path, replies: list[str]) -> list[Row]:
     """Returns the rows of vLLM's own engine. The processes of this module's sides have ended."""
     clips = [resample(_tones(seed), RATE_HZ, AUDIO_RATE_HZ) for seed in (*range(1, TURNS + 1), *WARM_UP)]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure_stock, checkpoint, STOCK_ARGUMENTS, clips, replies, SHOWN, REPLY_TOKENS).result()
+        arguments = checkpoint, STOCK_ARGUMENTS, clips, replies, SHOWN, REPLY_TOKENS
+        return process.submit(_measure_stock, *arguments).result()
+
+
+def _measure_stock(*arguments: Any) -> list[Row]:
+    return asyncio.run(measure_stock(*arguments))
 
 
 @contextmanager

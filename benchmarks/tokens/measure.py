@@ -177,18 +177,14 @@ def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
 
 def paced_rows(samples: Samples) -> list[Row]:
     """Returns a row for each side and number of concurrent requests. Lateness is in ms, over all rounds."""
-    return [
-        {
-            "side": name,
-            "at_once": count,
-            "cpu_us": round(_best(ones), 1),
-            "cpu_us_median": round(statistics.median(one.cpu_us for one in ones), 1),
-            **_late("text", [one.text_us for one in ones]),
-            **_late("early_row", [one.early_us for one in ones]),
-            **_late("later_row", [one.later_us for one in ones]),
-        }
-        for (name, count), ones in sorted(samples.items(), key=lambda item: item[0][1])
+    late = [
+        _late("text", [one.text_us for one in ones])
+        | _late("early_row", [one.early_us for one in ones])
+        | _late("later_row", [one.later_us for one in ones])
+        for ones in samples.values()
     ]
+    rows = [one | more for one, more in zip(real_rows(samples), late, strict=True)]
+    return sorted(rows, key=lambda row: row["at_once"])
 
 
 def real_rows(samples: Samples) -> list[Row]:
