@@ -67,6 +67,7 @@ _PLACEMENT: Final[dict[str, Any]] = {
     "podAnnotations": {
         "example.com/note": "any text: at all",
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+        "descheduler.alpha.kubernetes.io/prefer-no-eviction": "true",
     },
     "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}, {}],
 }

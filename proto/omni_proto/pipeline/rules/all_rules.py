@@ -136,16 +136,16 @@ _EACH_HAS_A_MODEL = Rule(
 )
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
-_AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io"
-"""Annotations of this domain are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Other
+_EVICTION: Final = ("cluster-autoscaler.kubernetes.io", "descheduler.alpha.kubernetes.io")
+"""Annotations of these domains are for users: they decide whether a pod may be moved or its node removed. Other
 annotations of kubernetes.io could weaken the pod's security."""
 
 
-def _not_reserved(field: str, what: str, but: str = "") -> Rule:
-    reserved = f"{_RESERVED} && !k.startsWith('{but}/')" if but else _RESERVED
+def _not_reserved(field: str, what: str, but: tuple[str, ...] = ()) -> Rule:
+    reserved = " && ".join([_RESERVED, *(f"!k.startsWith('{domain}/')" for domain in but)])
     return Rule(
         summary=f"`{field}` has no key of the domains omnipipeline.io, kubernetes.io and k8s.io"
-        + (f", except {but}" if but else ""),
+        + (f", except {' and '.join(but)}" if but else ""),
         rule=f"!has(self.{field}) || !self.{field}.exists(k, {reserved})",
         words=f"{what} of the domains omnipipeline.io, kubernetes.io and k8s.io are reserved: %s; use a domain of your "
         "own",
@@ -156,7 +156,7 @@ def _not_reserved(field: str, what: str, but: str = "") -> Rule:
 
 _POD_SETTINGS = (
     _not_reserved("podLabels", "labels"),
-    _not_reserved("podAnnotations", "annotations", but=_AUTOSCALER),
+    _not_reserved("podAnnotations", "annotations", but=_EVICTION),
     SHM_SIZE_RULE,
 )
 
