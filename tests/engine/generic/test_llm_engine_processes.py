@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from omni_proto.stage_config import SamplingDefaults
@@ -22,7 +21,7 @@ from omni_stage.models.component import StageRequest, StageStep, UserPrompt
 from omni_stage.vllm_adapter.core.interface import STEPS_IN_FLIGHT
 from support.engines.one_stage import configure, running
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
-from support.processes.polling import PATIENCE_S
+from support.processes.polling import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -46,33 +45,21 @@ if __name__ == "__main__":
 """
 
 
-def descendants(pid: int) -> list[int]:
-    """Returns the ids of all descendants of a process."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
+def descendants(pid: int) -> set[psutil.Process]:
+    return set(psutil.Process(pid).children(recursive=True))
 
 
-def is_engine(pid: int) -> bool:
+def is_engine(process: psutil.Process) -> bool:
     """Returns whether a process is a vLLM engine or worker, by its title, and not a helper of multiprocessing."""
-    title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b"EngineCore" in title or b"Worker" in title
+    with suppress(psutil.NoSuchProcess):
+        return any("EngineCore" in part or "Worker" in part for part in process.cmdline())
+    return False
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
+def is_running(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.full  # tests/pipeline/faults/test_faults_processes.py tests the same with forked engines
@@ -84,23 +71,24 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     server = subprocess.Popen(
         [sys.executable, str(script), str(checkpoint)], stdout=subprocess.PIPE, stderr=log, start_new_session=True
     )
-    below: list[int] = []
+    below: set[psutil.Process] = set()
     try:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n", (tmp_path / "server.log").read_text(errors="replace")
         below = descendants(server.pid)
-        engines = [pid for pid in below if is_engine(pid)]
+        engines = list(filter(is_engine, below))
         assert engines
         # A signal to the server's process group does not reach them.
-        assert server.pid not in {os.getpgid(pid) for pid in engines}
+        assert server.pid not in {os.getpgid(engine.pid) for engine in engines}
         server.kill()
         server.wait()
-        assert wait_until_gone(below, 10) == []
+        wait_until(lambda: not any(map(is_running, below)), why=lambda: list(filter(is_running, below)))
     finally:
         server.kill()
         server.wait()
-        for pid in wait_until_gone(below, 1):
-            os.kill(pid, signal.SIGKILL)
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         log.close()
 
 
@@ -140,9 +128,9 @@ async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None
 async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
     config = configure("generic/llm", checkpoint, max_model_len=512, kv_cache_memory_mib=8, enforce_eager=True)
-    before = set(descendants(os.getpid()))
+    before = descendants(os.getpid())
     async with running(config, in_process=False) as engine:
-        below = [pid for pid in descendants(os.getpid()) if pid not in before]
+        below = descendants(os.getpid()) - before
         request = StageRequest(
             request_id="long",
             source=UserPrompt(text="Hello"),
@@ -154,9 +142,8 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
         await check_preparing_is_no_work(engine, replace(request, request_id="prepared"))
         steps = engine.generate(request)
         await anext(steps)
-        for pid in below:
-            if is_engine(pid):
-                os.kill(pid, signal.SIGKILL)
+        for engine_core in filter(is_engine, below):
+            engine_core.kill()
         with pytest.raises(EngineDeadStageError):
             await asyncio.wait_for(exhaust(steps), PATIENCE_S)
         assert engine.is_dead
