@@ -100,5 +100,5 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path) -> None:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

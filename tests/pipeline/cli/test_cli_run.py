@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omni_cli.local.guard import ProcessId, list_running, list_tree
-from support.processes.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
+from support.processes.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline, session_of
 from support.processes.polling import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pipeline
@@ -39,8 +39,7 @@ def one_stage(tmp_path: Path) -> Path:
 def list_stage_processes(running: OmnipipeRun) -> set[ProcessId]:
     """Returns stage servers, engines and helpers: the descendants of `omnipipe` that are not in its session."""
     own = os.getsid(running.process.pid)
-    everything = list_tree(own)
-    return {one for one in everything if os.getsid(one.pid) != own}
+    return {one for one in list_tree(own) if session_of(one.pid) not in (own, None)}
 
 
 def wait_until_gone(processes: set[ProcessId]) -> None:
@@ -66,9 +65,7 @@ def test_death_of_the_engine_ends_the_run_and_names_the_stage(
 ) -> None:
     with run_pipeline(one_stage, tiny_checkpoint, tmp_path) as running:
         processes = list_stage_processes(running)
-        engines = [one.pid for one in processes if b"EngineCore" in Path(f"/proc/{one.pid}/cmdline").read_bytes()]
-        assert len(engines) == 1
-        os.kill(engines[0], signal.SIGKILL)
+        os.kill(running.engine_core("thinker"), signal.SIGKILL)
         assert running.process.wait(PATIENCE_S) == 1
         wait_until_gone(processes)
     log = (tmp_path / "run.log").read_text()

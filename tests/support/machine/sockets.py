@@ -6,6 +6,7 @@ import ipaddress
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,15 @@ def list_listeners(pids: Iterable[int]) -> set[Listener]:
     """Returns the processes' listeners. A socket shared by several processes is listed once, for the lowest PID."""
     found: dict[str, Listener] = {}
     for pid in sorted(pids):
-        sockets = _socket_inodes(pid)
-        for protocol, state in (("tcp", _LISTEN), ("tcp6", _LISTEN), ("udp", _UDP_OPEN), ("udp6", _UDP_OPEN)):
-            for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == state and fields[9] in sockets and fields[9] not in found:
-                    address, port = _decode(fields[1])
-                    name = Path(f"/proc/{pid}/comm").read_text().strip()
-                    found[fields[9]] = Listener(protocol.rstrip("6"), address, port, name)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            sockets = _socket_inodes(pid)
+            for protocol, state in (("tcp", _LISTEN), ("tcp6", _LISTEN), ("udp", _UDP_OPEN), ("udp6", _UDP_OPEN)):
+                for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[3] == state and fields[9] in sockets and fields[9] not in found:
+                        address, port = _decode(fields[1])
+                        name = Path(f"/proc/{pid}/comm").read_text().strip()
+                        found[fields[9]] = Listener(protocol.rstrip("6"), address, port, name)
     return set(found.values())
 
 

@@ -66,6 +66,14 @@ def _command_line(pid: int) -> bytes:
         return b""
 
 
+def session_of(pid: int) -> int | None:
+    """Returns the session of a process; None if it has ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
 @contextmanager
 def run_pipeline(
     pipeline: Path, model_dir: Path, folder: Path, environment: dict[str, str] | None = None
@@ -108,7 +116,7 @@ def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_d
             raise RuntimeError(f"omnipipe run did not become ready:\n{run_log.read_text(errors='replace')[-6000:]}")
         time.sleep(0.1)
     address = json.loads(address_file.read_text())
-    leaders = [one.pid for one in list_tree(process.pid) if os.getsid(one.pid) == one.pid]
+    leaders = [one.pid for one in list_tree(process.pid) if session_of(one.pid) == one.pid]
     servers = {
         stage: next(pid for pid in leaders if f"/{stage}.yaml".encode() in _command_line(pid))
         for stage in address["stages"]
