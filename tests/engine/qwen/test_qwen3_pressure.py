@@ -108,7 +108,8 @@ def record_predictor(engine: Any) -> GraphRecorder:
 async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
     """Eight concurrent prompts, half of them with media, give the text and every code that transformers gives."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
-    model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=24, frames=FRAMES)
+    settings = Qwen3Settings(thinker_tokens=24, frames=FRAMES, min_frames=FRAMES)
+    model = load_qwen3_reference(checkpoint)
     expected = {name: model.run(prompt, settings) for name, prompt in PROMPTS.items()}
     async with (
         run_omni_stages(checkpoint, "thinker", "talker", family="qwen3_omni", **TIGHT) as tight,

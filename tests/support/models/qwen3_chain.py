@@ -52,7 +52,12 @@ async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qw
 
 def talking(settings: Qwen3Settings) -> dict[str, Any]:
     """Returns greedy sampling parameters for the talker."""
-    return {"temperature": 0.0, "repetition_penalty": settings.repetition_penalty, "max_tokens": settings.frames}
+    return {
+        "temperature": 0.0,
+        "repetition_penalty": settings.repetition_penalty,
+        "min_tokens": settings.min_frames,
+        "max_tokens": settings.frames,
+    }
 
 
 def check_parity(ours: Mapping[str, Collected], reference: Qwen3Reference) -> None:

@@ -29,6 +29,7 @@ class Qwen3Settings:
 
     thinker_tokens: int = 12
     frames: int = 10
+    min_frames: int = 0
     voice: str = "Ethan"
     repetition_penalty: float = 1.0
     """Repetition penalty of the talker."""
@@ -83,6 +84,7 @@ class Qwen3ReferenceModel:
             thinker_eos_token_id=self.model.config.im_end_token_id,
             # One token more than frames: a frame's other codes are computed with the token after its first code.
             talker_max_new_tokens=settings.frames + 1,
+            talker_min_new_tokens=settings.min_frames,
             talker_do_sample=False,
             talker_repetition_penalty=settings.repetition_penalty,
         )
