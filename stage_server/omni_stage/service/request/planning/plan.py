@@ -18,7 +18,7 @@ from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.media.slots import MediaRules
 from omni_stage.service.request.planning.announced import EMBEDS_COPIES, check_edge, plan_embeds
-from omni_stage.service.request.planning.prompt import PromptPlan, is_written, plan_context, plan_prompt
+from omni_stage.service.request.planning.prompt import PromptPlan, check_earlier, is_written, plan_context, plan_prompt
 from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form, check_setting
 
 _ENCODINGS = frozenset(
@@ -88,7 +88,7 @@ def plan_request(
         config.answering_stage in edge.stages for edge in plan.edges
     )
     if handed and config.input is None:
-        _check_earlier(start)
+        check_earlier(start)
     elif not handed and config.passes_on(component.facts.transcribes):
         for what, field, is_asked in (
             ("the reply is", "start.reply", start.HasField("reply")),
@@ -193,29 +193,16 @@ def downstream_start(
         message.conversation.extend(
             start.conversation or (start.chat.messages if message.written else start.chat.messages[:-1])
         )
-        message.tools.extend(start.tools or start.chat.tools)
-        if start.tools and start.HasField("tool_choice"):
-            message.tool_choice.CopyFrom(start.tool_choice)
-        elif start.chat.HasField("tool_choice"):
-            message.tool_choice.CopyFrom(start.chat.tool_choice)
+        offer = start if start.tools else start.chat
+        message.tools.extend(offer.tools)
+        if offer.HasField("tool_choice"):
+            message.tool_choice.CopyFrom(offer.tool_choice)
         if start.HasField("reply"):
             message.reply.CopyFrom(start.reply)
     for name in edge.stages:
         if name in start.sampling:
             message.sampling[name].CopyFrom(start.sampling[name])
     return message
-
-
-def _check_earlier(start: stage_service_pb2.Start) -> None:
-    """Refuse media before the last message: only that one is heard. Raises InvalidRequestError."""
-    for number, message in enumerate(start.chat.messages[:-1]):
-        for index, part in enumerate(message.parts):
-            if (kind := part.WhichOneof("part")) not in ("text", None):
-                raise InvalidRequestError(
-                    f"only the last message may hold {kind} here; send what was heard in earlier ones (the transcript) "
-                    "as text",
-                    field=f"start.chat.messages[{number}].parts[{index}].{kind}",
-                )
 
 
 def _check_queueing(start: stage_service_pb2.Start) -> None:

@@ -112,6 +112,18 @@ def is_written(start: stage_service_pb2.Start) -> bool:
     return bool(last) and all(part.WhichOneof("part") == "text" for part in last[0].parts)
 
 
+def check_earlier(start: stage_service_pb2.Start) -> None:
+    """Refuse media before the last message: only that one is heard. Raises InvalidRequestError."""
+    for number, message in enumerate(start.chat.messages[:-1]):
+        for index, part in enumerate(message.parts):
+            if (kind := part.WhichOneof("part")) not in ("text", None):
+                raise InvalidRequestError(
+                    f"only the last message may hold {kind} here; send what was heard in earlier ones (the transcript) "
+                    "as text",
+                    field=f"start.chat.messages[{number}].parts[{index}].{kind}",
+                )
+
+
 def plan_prompt(
     start: stage_service_pb2.Start, limits: Limits, max_model_len: int, media: MediaRules | None = None
 ) -> PromptPlan:
