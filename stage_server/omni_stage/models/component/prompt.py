@@ -100,9 +100,9 @@ class UserPrompt(Brief):
     stage that answers reads them as they are."""
     reply: GivenReply | None = None
     """A reply that the client gives, so that the model samples none. Set only if the component's facts say
-    takes_reply."""
+    takes_reply, or if it passes replies on (StageConfig.passes_on)."""
     tools: Tools | None = None
-    """Tools that the model may call. Set only if the component's facts say takes_tools."""
+    """Tools that the model may call. Set only if the component's facts say takes_tools, or if it passes them on."""
     structured: StructuredText | None = None
     """The form that the text must have. Set only if the component's facts say structures_text."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
