@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -57,7 +56,11 @@ _RECORDERS: Final = (
     ("arecord", "--quiet", "--format=S16_LE", "--rate=16000", "--channels=1"),
     ("rec", "-q", "-r", "16000", "-c", "1"),
 )
-"""Programs that write a WAV file, whose name comes last, until SIGINT. macOS has none: `rec` comes with SoX."""
+"""Programs that write a WAV file, whose name comes last, until SIGTERM. macOS has none: `rec` comes with SoX.
+
+All end their file at SIGTERM as at SIGINT, which a shell that starts this program in the background ignores for it and
+for its children.
+"""
 MAX_RECORDING_S: Final = 300
 """A recording that is forgotten ends by itself."""
 _RECORDER_ENDS_S: Final = 60
@@ -84,14 +87,14 @@ class Recording:
         self._process = subprocess.Popen(
             [*command, str(self._file)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        self._limit = threading.Timer(MAX_RECORDING_S, self._process.send_signal, [signal.SIGINT])
+        self._limit = threading.Timer(MAX_RECORDING_S, self._process.terminate)
         self._limit.daemon = True
         self._limit.start()
 
     def stop(self) -> Part:
         """End the recording. Returns it as a part of a prompt. Raises RecordingError or InputFileError."""
         self._limit.cancel()
-        self._process.send_signal(signal.SIGINT)
+        self._process.terminate()
         try:
             try:
                 said = self._process.communicate(timeout=_RECORDER_ENDS_S)[1]

@@ -68,9 +68,9 @@ def test_a_chat_survives_what_fails(entry: Served, tmp_path: Path) -> None:
 
 
 RECORDER = """#!/bin/sh
-# As arecord: a header at once, samples until SIGINT, the file's name last.
+# As arecord: a header at once, samples until SIGTERM, the file's name last.
 for last; do :; done
-trap 'cat "{wav}" > "$last"; exit 1' INT
+trap 'cat "{wav}" > "$last"; exit 1' TERM
 echo started > "{started}"
 while :; do sleep 0.05; done
 """
