@@ -111,16 +111,21 @@ def count_recalled(prompt: Prompt, facts: EntryFacts) -> int:
 
 
 def put_unheard_last(prompt: Prompt) -> Prompt:
-    """Returns the prompt with the user's last message behind the system messages that follow it, if its audio has not
-    been written down: an entry that writes down what it hears hears only the last message."""
+    """Returns the prompt with the user's last speech behind the system's and the user's written messages that follow
+    it, if it has not been written down: an entry that writes down what it hears hears only the last message."""
     messages = prompt.body["messages"]
-    spoken = [one["role"] != "system" for one in messages]
-    last = len(spoken) - 1 - spoken[::-1].index(True) if any(spoken) else -1
-    parts = messages[last]["content"] if last >= 0 else None
-    is_heard = not isinstance(parts, list) or parts[-1]["type"] != "input_audio" or bool(prompt.audio[-1].text.strip())
-    if is_heard or last == len(messages) - 1:
+    spoken = [
+        number
+        for number, message in enumerate(messages)
+        if isinstance(message["content"], list) and message["content"][-1]["type"] == "input_audio"
+    ]
+    if not spoken or prompt.audio[-1].text.strip():
         return prompt
-    order = [*range(last), *range(last + 1, len(messages)), last]
+    last = spoken[-1]
+    later = range(last + 1, len(messages))
+    if not later or any(messages[number]["role"] not in ("system", "user") for number in later):
+        return prompt
+    order = [*range(last), *later, last]
     body = {**prompt.body, "messages": [messages[number] for number in order]}
     return Prompt(body, prompt.audio, [prompt.paths[number] for number in order])
 

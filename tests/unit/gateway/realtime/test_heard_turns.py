@@ -56,7 +56,7 @@ def test_words_that_are_known_are_not_heard_again_where_another_stage_answers() 
 
 @pytest.mark.parametrize("words", ["", "Hello."])
 def test_what_nobody_wrote_down_comes_last(words: str) -> None:
-    """A client may add a system message between the user's speech and the answer; only the last message is heard."""
+    """A client may add written messages between the user's speech and the answer; only the last message is heard."""
     spoken: dict[str, Any] = {"role": "user", "content": [AUDIO]}
     notes: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "It is noon."}]
     prompt = Prompt(
@@ -68,6 +68,9 @@ def test_what_nobody_wrote_down_comes_last(words: str) -> None:
         return
     assert moved.body == {"model": "m", "messages": [*notes, spoken]}
     assert (moved.audio, moved.paths) == (prompt.audio, [["i"], ["n"], ["a"]])
+    typed = {"role": "user", "content": [{"type": "text", "text": "In short."}]}
+    asked = Prompt({"messages": [spoken, typed, notes[1]]}, prompt.audio, [["a"], ["t"], ["n"]])
+    assert put_unheard_last(asked).body == {"messages": [typed, notes[1], spoken]}, "what was said is not lost"
     for messages in (
         notes,
         [spoken],
